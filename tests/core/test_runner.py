@@ -1,0 +1,138 @@
+"""Stages as a person runs them: each test writes a small one and runs it in a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+STAGE = '''
+"""Stage sample: what it is for."""
+import errno, os, sys, time
+from dataclasses import dataclass
+from pathlib import Path
+from stages.core import runner
+from stages.core.errors import DataError, SettingsError
+from stages.core.settings.runtime import Runtime
+
+@dataclass(frozen=True)
+class Params:
+    runtime: Runtime
+
+def main(params):
+    {body}
+    return runner.Document(Path("artifacts/sample"), {{"threads": params.runtime.threads, "word": "größer"}})
+
+if __name__ == "__main__":
+    runner.run("sample", Params, main)
+'''
+
+
+def environment(**more):
+    kept = {key: value for key, value in os.environ.items() if key != "DVC_STAGE"}
+    return {**kept, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", **more}
+
+
+@pytest.fixture
+def stage(tmp_path):
+    """Runs a stage whose main has this body; returns the finished process."""
+    (tmp_path / "params.yaml").write_text("runtime:\n  device: cpu\n  threads: 3\n")
+
+    def run(body="pass", *arguments, **options):
+        (tmp_path / "sample.py").write_text(STAGE.format(body=textwrap.indent(textwrap.dedent(body), "    ").strip()))
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment(), **options}
+        return subprocess.run([sys.executable, "sample.py", *arguments], cwd=tmp_path, encoding="utf-8", check=False, **options)
+
+    return run
+
+
+def test_a_stage_that_ends_well_prints_one_document_and_nothing_else(stage):
+    done = stage("print('noise'); os.write(1, b'noise below python'); os.system('echo noise of a child'); sys.__stdout__.write('noise')")
+    assert done.returncode == 0
+    assert done.stdout == json.dumps(json.loads(done.stdout), indent=2, ensure_ascii=False) + "\n"
+    assert json.loads(done.stdout) == {"path": "artifacts/sample", "report": {"threads": 3, "word": "größer"}}
+    assert done.stderr.count("noise") == 4
+
+
+@pytest.mark.parametrize(("error", "code"), [("SettingsError", 2), ("DataError", 1)])
+def test_a_refusal_is_its_lines_on_stderr_and_its_code_with_nothing_on_stdout(stage, error, code):
+    done = stage(f"print('noise')\nraise {error}(['grpo.beta is missing', 'data/pairs.jsonl:17: broken'])")
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr == "noise\ngrpo.beta is missing\ndata/pairs.jsonl:17: broken\n"
+
+
+def test_arguments_are_refused(stage):
+    done = stage("pass", "grpo.beta=1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("grpo.beta=1: python -m stages.sample takes no arguments: ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_prints_what_the_stage_is_for(stage, flag):
+    done = stage("raise AssertionError", flag)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "Stage sample: what it is for.\n", "")
+
+
+def test_params_that_cannot_be_read_are_refused_before_main(stage, tmp_path):
+    (tmp_path / "params.yaml").write_text("runtime:\n  device: cpu\n")
+    done = stage("raise AssertionError")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("runtime.threads is missing: ")
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ("raise OSError(errno.ENOSPC, 'No space left on device')", "sample: No space left on device: free some space and run it again\n"),
+        ("open('/nowhere/file', 'w')", "/nowhere/file: No such file or directory: mend that and run it again\n"),
+        ("raise PermissionError(errno.EACCES, 'Permission denied', 'a.json')", "a.json: Permission denied: mend that and run it again\n"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line_with_the_file(stage, body, line):
+    done = stage(body)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", line)
+
+
+def test_a_mistake_of_our_own_keeps_its_traceback(stage):
+    done = stage("print({}['key'])")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Traceback" in done.stderr
+    assert "KeyError" in done.stderr
+
+
+def test_an_interrupt_is_one_line_and_exit_130(stage, tmp_path):
+    stage()
+    text = (tmp_path / "sample.py").read_text().replace("    pass\n", "    Path('started').touch(); time.sleep(60)\n")
+    (tmp_path / "sample.py").write_text(text)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([sys.executable, "sample.py"], cwd=tmp_path, env=environment(), stdout=pipe, stderr=pipe, text=True)
+    while not (tmp_path / "started").exists():
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (130, "", "sample: interrupted\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_a_document_that_cannot_be_printed_is_told(stage):
+    with Path("/dev/full").open("w") as full:
+        done = stage(stdout=full)
+    assert done.returncode == 1
+    assert done.stderr == "sample: its document could not be written to stdout: No space left on device\n"
+
+
+def test_a_refusal_outside_dvc_says_nothing_of_bringing_outputs_back(stage, tmp_path):
+    (tmp_path / "dvc.yaml").write_text("stages: {sample: {cmd: x, outs: [a]}}")
+    (tmp_path / "dvc.lock").write_text("stages: {sample: {cmd: x, outs: [{path: a}]}}")
+    assert stage("raise DataError('x')").stderr == "x\n"
+    assert stage("raise DataError('x')", env=environment(DVC_STAGE="sample")).stderr == (
+        "x\ndvc.yaml: DVC removed what sample had written before; to bring it back: dvc checkout a\n"
+    )
