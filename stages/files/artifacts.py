@@ -1,0 +1,187 @@
+"""Adapter and reward artifacts: `<name>.safetensors` with PEFT's own tensor names, and `<name>.json` that says what they are.
+
+Checked in both directions, before they reach disk and when they are read; never pickle.
+"""
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+
+from stages.core.errors import ArtifactError
+from stages.files import outputs
+from stages.files.base_record import BaseRecord
+
+SCHEMA_VERSION = 1
+PRODUCT = "leash"
+ADAPTER = "adapter"
+REWARD = "reward"
+KINDS = {ADAPTER: "a generation adapter", REWARD: "a reward model"}
+HEAD = "reward.head"
+FACTOR = re.compile(r"base_model\.model\.(?P<module>[A-Za-z0-9_.]+)\.lora_(?P<side>[AB])\.weight")
+
+Tensors = Mapping[str, NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A trained adapter: its tensors and the fields of its sidecar."""
+
+    kind: str
+    model: str
+    model_revision: str | None
+    base_fingerprint: str
+    rank: int
+    alpha: float
+    targets: list[str]
+    layers: list[int]
+    hidden_size: int
+    report: Mapping[str, Any]
+    tensors: Tensors = dataclasses.field(repr=False)
+
+    def problems(self) -> list[str]:
+        """What makes it no artifact of its kind; empty where nothing does."""
+        found = []
+        names = [name for name in self.tensors if name != HEAD]
+        if self.kind == REWARD and HEAD not in self.tensors:
+            found.append(f"reward artifact is missing tensor {HEAD}")
+        if self.kind == ADAPTER and HEAD in self.tensors:
+            found.append(f"adapter artifact carries a {HEAD} tensor but declares kind {ADAPTER}")
+        sides: dict[str, set[str]] = {}
+        for name in names:
+            factor = FACTOR.fullmatch(name)
+            if factor is None:
+                found.append(f"tensor {name} is no LoRA factor (expected base_model.model.<module>.lora_A.weight or lora_B)")
+                continue
+            sides.setdefault(factor["module"], set()).add(factor["side"])
+            shape = self.tensors[name].shape
+            axis = 0 if factor["side"] == "A" else 1
+            if len(shape) != 2 or shape[axis] != self.rank:
+                found.append(f"tensor {name} has shape {list(shape)}, which is not of rank {self.rank}")
+        if not sides:
+            found.append("it holds no LoRA factors")
+        for module, present in sides.items():
+            found += [f"tensor base_model.model.{module}.lora_{side}.weight is missing" for side in sorted({"A", "B"} - present)]
+        if HEAD in self.tensors and self.tensors[HEAD].shape != (1, self.hidden_size):
+            found.append(f"tensor {HEAD} has shape {list(self.tensors[HEAD].shape)}, expected [1, {self.hidden_size}]")
+        for name, tensor in self.tensors.items():
+            if tensor.dtype != np.float32:
+                found.append(f"tensor {name} is {tensor.dtype}, expected float32")
+            elif not np.isfinite(tensor).all():
+                found.append(f"tensor {name} holds numbers that are not finite")
+        return found
+
+
+def write(path: Path, artifact: Artifact) -> None:
+    """Writes the two files, each whole under a temporary name and then renamed; raises ArtifactError where it is no artifact."""
+    found = artifact.problems()
+    if found:
+        raise ArtifactError([f"{path}: not written: {problem}" for problem in found])
+    weights = safetensors.numpy.save(dict(artifact.tensors), metadata={"format": "pt"})
+    fields = {
+        field.name: getattr(artifact, field.name) for field in dataclasses.fields(Artifact) if field.name not in ("tensors", "report")
+    }
+    sidecar: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "product": PRODUCT, **fields}
+    sidecar["weights_sha256"] = hashlib.sha256(weights).hexdigest()
+    sidecar["report"] = dict(artifact.report)
+    sidecar["digest"] = digest(sidecar)
+    outputs.write_bytes(path, weights)
+    outputs.write_json(sidecar_path(path), sidecar)
+
+
+def read(path: Path, kind: str) -> Artifact:
+    """Reads an artifact of the kind expected (`adapter` or `reward`); raises ArtifactError naming all that is wrong with it."""
+    sidecar = _read_sidecar(sidecar_path(path))
+    found_kind = sidecar.get("kind", ADAPTER)
+    if found_kind != kind and found_kind in KINDS:
+        raise ArtifactError(f"{path}: adapter artifact is {KINDS[found_kind]}, not {KINDS[kind]}")
+    content = _read_bytes(path)
+    try:
+        tensors = safetensors.numpy.load(content)
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise ArtifactError(f"{path}: not a safetensors file ({error}); bring it back with `dvc checkout {path.parent}`") from error
+    artifact = _from_sidecar(sidecar_path(path), sidecar, tensors)
+    found = artifact.problems()
+    if not found and hashlib.sha256(content).hexdigest() != sidecar.get("weights_sha256"):
+        found = [f"its weights are not the ones that {sidecar_path(path).name} was written for"]
+    if found:
+        raise ArtifactError([f"{path}: {problem}" for problem in found])
+    return artifact
+
+
+def require_base(path: Path, artifact: Artifact, base: BaseRecord) -> None:
+    """Raises ArtifactError where the artifact was trained on another base, by fingerprint, whatever either is called."""
+    found = []
+    if artifact.base_fingerprint != base.fingerprint:
+        found.append(
+            f"adapter was trained for model {artifact.model} ({artifact.base_fingerprint[:12]}), "
+            f"current model is {base.model} ({base.fingerprint[:12]}); train it on this base, or set base to the one it was trained for"
+        )
+    if artifact.hidden_size != base.hidden_size:
+        found.append(f"adapter width {artifact.hidden_size} does not match model width {base.hidden_size}")
+    if found:
+        raise ArtifactError([f"{path}: {problem}" for problem in found])
+
+
+def sidecar_path(path: Path) -> Path:
+    """The .json beside a .safetensors."""
+    return path.with_suffix(".json")
+
+
+def digest(sidecar: Mapping[str, Any]) -> str:
+    """sha256 over a sidecar's own fields, `digest` itself left out."""
+    fields = {key: value for key, value in sidecar.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise ArtifactError(f"{path}: no such artifact; run `dvc repro`, or bring it back with `dvc checkout {path.parent}`") from None
+    except OSError as error:
+        raise ArtifactError(f"{path}: not readable ({error.strerror})") from error
+
+
+def _read_sidecar(path: Path) -> dict[str, Any]:
+    content = _read_bytes(path)
+    try:
+        sidecar = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(f"{path}: not a sidecar: {error}") from error
+    if not isinstance(sidecar, dict):
+        raise ArtifactError(f"{path}: not a sidecar: expected an object")
+    if sidecar.get("product") != PRODUCT or sidecar.get("schema_version") != SCHEMA_VERSION:
+        raise ArtifactError(f"{path}: not a sidecar of this product and version (expected {PRODUCT}, schema_version {SCHEMA_VERSION})")
+    if sidecar.get("digest") != digest(sidecar):
+        raise ArtifactError(f"{path}: its fields do not match their digest; the file was changed after it was written")
+    return sidecar
+
+
+def _from_sidecar(path: Path, sidecar: Mapping[str, Any], tensors: Tensors) -> Artifact:
+    expected: dict[str, type | tuple[type, ...]] = {
+        "model": str,
+        "model_revision": (str, type(None)),
+        "base_fingerprint": str,
+        "rank": int,
+        "alpha": (int, float),
+        "targets": list,
+        "layers": list,
+        "hidden_size": int,
+        "report": dict,
+    }
+    wrong = [name for name, kind in expected.items() if name not in sidecar or not isinstance(sidecar[name], kind)]
+    if sidecar.get("kind", ADAPTER) not in KINDS:
+        wrong.append("kind")
+    if wrong:
+        raise ArtifactError([f"{path}: field {name} is missing or of another type" for name in wrong])
+    return Artifact(kind=sidecar.get("kind", ADAPTER), tensors=tensors, **{name: sidecar[name] for name in expected})

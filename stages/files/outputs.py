@@ -1,0 +1,32 @@
+"""Writing what DVC and Git keep: whole files under a temporary name, then renamed; the same values give the same bytes."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stages.core.atomic import write_bytes as write_bytes
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Writes one pretty JSON object, keys in the order given; a NaN or an infinity in it is our own mistake."""
+    write_bytes(path, (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
+
+
+def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Writes one JSON object per line; no rows give an empty file."""
+    write_bytes(path, "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows).encode())
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Writes a table with a header; floats in Python's shortest form, so that reading them gives the same number."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        assert all(math.isfinite(value) for value in row.values() if isinstance(value, float)), row
+        writer.writerow(row)
+    write_bytes(path, text.getvalue().encode())

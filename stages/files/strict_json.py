@@ -1,0 +1,156 @@
+"""JSON as its standard has it, with the place of everything: what Python's decoder lets pass is refused here.
+
+Refused beside broken syntax: NaN and the infinities, numbers that overflow to one, whole numbers too long to be written
+again, keys that stand twice in one object, lone surrogates. A sound text is decoded at the speed of Python's own decoder;
+only a text with a flaw, or one in which a value must be found again, is walked token by token.
+"""
+
+import json
+import math
+import re
+from typing import Any, NamedTuple, NoReturn
+
+Keys = tuple[str | int, ...]
+"""The way to a value from the top: keys of objects and indices of lists."""
+
+LONGEST_INTEGER = 4000
+"""Digits of a whole number; Python itself refuses to write one of more than 4300."""
+
+SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
+SURROGATE = re.compile("[\ud800-\udfff]")
+TOKEN = re.compile(r'[ \t\r\n]*("[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\],:]|[^ \t\r\n{}\[\],:"]+)')
+
+
+class Flaw(NamedTuple):
+    """Something wrong at an offset of the text, as a phrase: what was found, what was expected, what to do."""
+
+    offset: int
+    phrase: str
+
+
+class FlawedError(ValueError):
+    """A text that is not strict JSON: its one break in syntax, or else every other flaw that it has."""
+
+    def __init__(self, flaws: list[Flaw]) -> None:
+        super().__init__("; ".join(flaw.phrase for flaw in flaws))
+        self.flaws = flaws
+
+
+def parse(text: str) -> Any:
+    """The value that the text holds; raises FlawedError."""
+    try:
+        value = STRICT.decode(text)
+        if not SURROGATE_ESCAPE.search(text):
+            return value
+    except json.JSONDecodeError as error:
+        raise FlawedError([_syntax(error, text)]) from None
+    except RecursionError:
+        raise FlawedError([Flaw(0, "the JSON is nested too deeply; rows of a few levels are expected; flatten it")]) from None
+    except _SuspectError:
+        try:
+            LENIENT.decode(text)
+        except json.JSONDecodeError as error:
+            raise FlawedError([_syntax(error, text)]) from None
+    _, flaws = _walk(text)
+    if flaws:
+        raise FlawedError(flaws)
+    return value
+
+
+def starts(text: str) -> dict[Keys, int]:
+    """The offset at which every value of a sound JSON text begins."""
+    return _walk(text)[0]
+
+
+class _SuspectError(Exception):
+    """A flaw was met; where it is, and whether there are more, only a walk can say."""
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise _SuspectError
+    return value
+
+
+def _constant(_: str) -> NoReturn:
+    raise _SuspectError
+
+
+def _number(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise _SuspectError
+    return value
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > LONGEST_INTEGER:
+        raise _SuspectError
+    return int(digits)
+
+
+STRICT = json.JSONDecoder(object_pairs_hook=_pairs, parse_constant=_constant, parse_float=_number, parse_int=_integer)
+LENIENT = json.JSONDecoder(parse_int=float)
+
+
+def _syntax(error: json.JSONDecodeError, text: str) -> Flaw:
+    rest = text[error.pos : error.pos + 12]
+    found = json.dumps(rest, ensure_ascii=False) if rest else "the end"
+    reason = error.msg[0].lower() + error.msg[1:]
+    return Flaw(error.pos, f"broken JSON: {reason}, found {found}; one whole JSON value is expected; mend it here")
+
+
+class _Container:
+    """An object or list that the walk is in: the way to it, and the key or index of the value that comes next."""
+
+    def __init__(self, keys: Keys, is_object: bool) -> None:
+        self.keys = keys
+        self.is_object = is_object
+        self.seen: set[str] = set()
+        self.key: str | int | None = None if is_object else 0
+
+
+def _walk(text: str) -> tuple[dict[Keys, int], list[Flaw]]:
+    """Where each value begins, and the flaws, of a text whose syntax is sound; without recursion, whatever the depth."""
+    begins: dict[Keys, int] = {}
+    flaws: list[Flaw] = []
+    within: list[_Container] = []
+    for match in TOKEN.finditer(text):
+        token, offset = match[1], match.start(1)
+        inner = within[-1] if within else None
+        if token == ":":
+            continue
+        if token in "}]":
+            within.pop()
+            continue
+        if token == ",":
+            assert inner is not None
+            inner.key = None if isinstance(inner.key, str) else (inner.key or 0) + 1
+            continue
+        if token[0] == '"':
+            content = json.loads(token)
+            if SURROGATE.search(content):
+                flaws.append(Flaw(offset, "a lone surrogate escape (\\ud800 to \\udfff) is no character; write the whole character"))
+            if inner is not None and inner.is_object and inner.key is None:
+                if content in inner.seen:
+                    flaws.append(Flaw(offset, f"the key {token} stands twice in one object; each key once is expected; remove one"))
+                inner.seen.add(content)
+                inner.key = content
+                continue
+        keys = (*inner.keys, inner.key) if inner is not None and inner.key is not None else ()
+        begins[keys] = offset
+        if token in "{[":
+            within.append(_Container(keys, token == "{"))
+        elif token in ("NaN", "Infinity", "-Infinity") or _overflows(token):
+            shown = token if len(token) <= 20 else f"{token[:20]}..."
+            flaws.append(
+                Flaw(offset, f"{shown} is no finite number of at most {LONGEST_INTEGER} digits, which is expected; mend or remove it")
+            )
+    return begins, flaws
+
+
+def _overflows(token: str) -> bool:
+    if token[0] not in "-0123456789":
+        return False
+    return len(token) > LONGEST_INTEGER if token.lstrip("-").isdigit() else math.isinf(float(token))
