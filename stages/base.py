@@ -1,0 +1,90 @@
+"""Stage base: build, convert or find the frozen base checkpoint, and record what it is.
+
+reads    the source that `base` names: the toy's own grammar, a folder, an installed package, or a hub id
+writes   artifacts/base/base.json, and artifacts/base/checkpoint/ where one is built or converted
+refuses  a source that is not there, pickle weights, an encoder-decoder, a model without an end token
+"""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from stages.core import layout, runner
+from stages.core.progress import bar, say
+from stages.core.runner import Document
+from stages.core.settings.base import CheckpointBase, ToyBase
+from stages.core.settings.runtime import Runtime
+from stages.files import outputs
+from stages.files.base_record import BaseRecord
+from stages.model import checkpoint, device, source, toy
+
+BUILDING = layout.BASE / ".building"
+"""Where a checkpoint is written until it is whole."""
+
+
+@dataclass(frozen=True)
+class Params:
+    """The sections that this stage reads."""
+
+    base: ToyBase | CheckpointBase
+    runtime: Runtime
+
+
+def main(params: Params) -> Document:
+    """Makes the checkpoint beside the old one, and puts it in its place when it is whole."""
+    device.prepare(params.runtime)
+    shutil.rmtree(BUILDING, ignore_errors=True)
+    try:
+        record = _toy(params.base) if isinstance(params.base, ToyBase) else _existing(params.base)
+        shutil.rmtree(layout.BASE_CHECKPOINT, ignore_errors=True)
+        if BUILDING.is_dir():
+            BUILDING.replace(layout.BASE_CHECKPOINT)
+    finally:
+        shutil.rmtree(BUILDING, ignore_errors=True)
+    outputs.write_json(layout.BASE_RECORD, record.as_json())
+    return Document(layout.BASE_RECORD, record.as_json())
+
+
+def _toy(settings: ToyBase) -> BaseRecord:
+    model, tokenizer = toy.build(settings.seed)
+    with bar(settings.fit_steps, "base") as advance:
+
+        def tell(step: int, loss: float) -> None:
+            advance()
+            if step % 50 == 0 or step == settings.fit_steps:
+                say(f"fit step {step}/{settings.fit_steps} loss {loss:.4f}")
+
+        toy.fit(model, settings.seed, settings.fit_steps, tell)
+    model.save_pretrained(BUILDING)
+    tokenizer.save_pretrained(BUILDING)
+    return _recorded(BUILDING, "toy", settings)
+
+
+def _existing(settings: CheckpointBase) -> BaseRecord:
+    found = source.resolve(settings.model, settings.revision, settings.gguf_file)
+    if settings.gguf_file is None:
+        return _recorded(found.folder, settings.model, settings, found)
+    say(f"converting {settings.gguf_file} to bfloat16 safetensors")
+    checkpoint.convert_gguf(found.folder, settings.gguf_file, BUILDING)
+    return _recorded(BUILDING, settings.model, settings, found)
+
+
+def _recorded(folder: Path, model: str, settings: ToyBase | CheckpointBase, found: source.Source | None = None) -> BaseRecord:
+    """The record of the checkpoint in `folder`; one that was just made will lie in artifacts/base/checkpoint."""
+    lies_in = layout.BASE_CHECKPOINT if folder == BUILDING else None if found and found.on_hub else folder
+    written = settings if isinstance(settings, CheckpointBase) else None
+    return checkpoint.record(
+        folder,
+        lies_in=None if lies_in is None else lies_in.as_posix(),
+        model=model,
+        revision=written.revision if written else None,
+        commit=found.commit if found else None,
+        gguf_file=written.gguf_file if written else None,
+        precision=settings.precision,
+        chat_template=settings.chat_template,
+        trust_remote_code=written.trust_remote_code if written else False,
+    )
+
+
+if __name__ == "__main__":
+    runner.run("base", Params, main)

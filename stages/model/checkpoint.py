@@ -1,0 +1,163 @@
+"""The base checkpoint: recorded once by the base stage, loaded and compared with its record by every later one."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from stages.core.errors import BaseError
+from stages.files import fingerprint
+from stages.files.base_record import BaseRecord
+from stages.files.fingerprint import Digests
+from stages.model import source
+from stages.model.passes import hidden_width
+
+logging.disable_progress_bar()  # a bar per loaded file would stand in the log of every stage
+
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+APPLIED, ABSENT, OFF = "applied", "absent", "off"
+
+
+class Checkpoint(NamedTuple):
+    """The frozen base, in evaluation mode for good (so that no dropout is ever alive), and its tokenizer."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+
+def record(
+    folder: Path,
+    *,
+    lies_in: str | None,
+    model: str,
+    revision: str | None,
+    commit: str | None,
+    gguf_file: str | None,
+    precision: str,
+    chat_template: str,
+    trust_remote_code: bool,
+) -> BaseRecord:
+    """What base.json says of the checkpoint in `folder`; reads headers and small files, loads no weights. Raises BaseError.
+
+    `lies_in` is where later stages will find it; None for the hub's cache.
+    """
+    files = fingerprint.weight_files(folder)
+    config = _load(AutoConfig, folder, trust_remote_code)
+    if getattr(config, "is_encoder_decoder", False):
+        raise BaseError(f"base.model: {model} is an encoder-decoder ({config.model_type}); a decoder-only causal model is expected")
+    tokenizer = _load(AutoTokenizer, folder, trust_remote_code)
+    template = _template(tokenizer)
+    if isinstance(tokenizer.chat_template, dict) and chat_template == "auto":
+        raise BaseError(
+            f"base.model: {model} carries several chat templates ({', '.join(tokenizer.chat_template)}); "
+            "keep one in its tokenizer, or set base.chat_template=off"
+        )
+    ends = end_tokens(folder, config, tokenizer)
+    if not ends:
+        raise BaseError(
+            f"base.model: {model} names no end token in its tokenizer, configuration or generation configuration, "
+            "so no completion could end"
+        )
+    digests = fingerprint.digest_checkpoint(folder, template)
+    text = config.get_text_config(decoder=True)
+    return BaseRecord(
+        model=model,
+        revision=revision,
+        commit=commit,
+        gguf_file=gguf_file,
+        folder=lies_in,
+        trust_remote_code=trust_remote_code,
+        precision=precision,
+        chat_template=OFF if chat_template == "off" else ABSENT if template is None else APPLIED,
+        model_type=config.model_type,
+        layers=text.num_hidden_layers,
+        hidden_size=hidden_width(config),
+        vocabulary=text.vocab_size,
+        positions=getattr(text, "max_position_embeddings", None),
+        parameters=sum(_stored_numbers(file) for file in files),
+        begin_token=begin_token(tokenizer),
+        end_tokens=ends,
+        weights_sha256=digests.weights,
+        config_sha256=digests.config,
+        tokenizer_sha256=digests.tokenizer,
+        template_sha256=digests.template,
+        fingerprint=digests.fingerprint(ends),
+    )
+
+
+def load(base: BaseRecord, device: torch.device) -> Checkpoint:
+    """Loads weights and tokenizer in the recorded precision; raises BaseError where they are not the ones recorded."""
+    folder = Path(base.folder) if base.folder else source.resolve(base.model, base.commit, base.gguf_file).folder
+    if not folder.is_dir():
+        raise BaseError(
+            f"base.model: {folder}, where base.json found the checkpoint, is not there; bring it back or run `dvc repro -f base`"
+        )
+    tokenizer = _load(AutoTokenizer, folder, base.trust_remote_code)
+    _require_unchanged(folder, fingerprint.digest_checkpoint(folder, _template(tokenizer)), base)
+    model = _load(AutoModelForCausalLM, folder, base.trust_remote_code, dtype=DTYPES[base.precision], use_safetensors=True)
+    return Checkpoint(model.to(device).eval().requires_grad_(False), tokenizer)
+
+
+def convert_gguf(folder: Path, gguf_file: str, target: Path) -> None:
+    """Writes the model and tokenizer of a GGUF file as a bfloat16 safetensors checkpoint; raises BaseError."""
+    loaded = _load(AutoModelForCausalLM, folder, False, gguf_file=gguf_file)
+    tokenizer = _load(AutoTokenizer, folder, False, gguf_file=gguf_file)
+    config = type(loaded.config).from_dict({k: v for k, v in loaded.config.to_dict().items() if k != "quantization_config"})
+    plain = type(loaded)(config)  # the loaded one keeps its quantization entry and would be saved with it
+    plain.load_state_dict(loaded.state_dict())
+    plain.generation_config = loaded.generation_config
+    plain.to(torch.bfloat16).save_pretrained(target)
+    tokenizer.save_pretrained(target)
+
+
+def end_tokens(folder: Path, config: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Every token that ends a completion, the tokenizer's own first: tokenizer, configuration, generation configuration."""
+    named: list[Any] = [tokenizer.eos_token_id, config.get_text_config(decoder=True).eos_token_id]
+    if (folder / "generation_config.json").is_file():
+        named.append(GenerationConfig.from_pretrained(folder).eos_token_id)
+    flat = [token for entry in named for token in (entry if isinstance(entry, list) else [entry]) if token is not None]
+    return list(dict.fromkeys(flat))
+
+
+def begin_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The token that the tokenizer itself puts before raw text; None where it puts none, even if it knows one."""
+    empty = tokenizer("").input_ids
+    return tokenizer.bos_token_id if empty and empty[0] == tokenizer.bos_token_id else None
+
+
+def _template(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """The tokenizer's chat template as one text, also where it carries several."""
+    template = tokenizer.chat_template
+    return json.dumps(template, sort_keys=True) if isinstance(template, dict) else template
+
+
+def _require_unchanged(folder: Path, found: Digests, base: BaseRecord) -> None:
+    recorded = Digests(base.weights_sha256, base.config_sha256, base.tokenizer_sha256, base.template_sha256)
+    changed = [name for name, now, then in zip(Digests._fields, found, recorded, strict=True) if now != then]
+    if changed:
+        raise BaseError(
+            f"base.model: {folder} has changed since it was recorded ({', '.join(changed)}); "
+            "bring the old one back (`dvc checkout artifacts/base`), or run `dvc repro -f base` to record the new one"
+        )
+
+
+def _stored_numbers(file: Path) -> int:
+    try:
+        with safe_open(file, framework="np") as tensors:
+            shapes = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118 - not a mapping
+    except SafetensorError as error:
+        raise BaseError(f"{file}: not a safetensors file ({error}); fetch the checkpoint again") from error
+    return sum(int(torch.Size(shape).numel()) for shape in shapes)
+
+
+def _load(auto: Any, folder: Path, trust_remote_code: bool, **options: Any) -> Any:
+    """transformers' own loading from a folder, offline, with what goes wrong in one line."""
+    try:
+        return auto.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True, **options)
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise BaseError(f"base.model: {folder} cannot be loaded by transformers ({type(error).__name__}: {reason})") from error

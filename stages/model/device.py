@@ -1,0 +1,19 @@
+"""The device and the CPU threads that a stage computes with."""
+
+import torch
+
+from stages.core.errors import SettingsError
+from stages.core.settings.runtime import Runtime
+
+
+def prepare(runtime: Runtime) -> torch.device:
+    """Sets torch's CPU threads and returns the device; raises SettingsError where this machine does not have it."""
+    if runtime.threads is not None:
+        torch.set_num_threads(runtime.threads)
+    try:
+        device = torch.device(runtime.device)
+        torch.zeros(1, device=device).cpu()  # there and back: the meta device holds no numbers
+    except (RuntimeError, AssertionError, ImportError) as error:
+        reason = str(error).splitlines()[0]
+        raise SettingsError(f"runtime.device: {runtime.device!r} cannot be used here ({reason}); set runtime.device=cpu") from error
+    return device

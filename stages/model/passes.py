@@ -1,0 +1,80 @@
+"""Forward passes over whole sequences: one padded row per sequence, logits only where a token is predicted.
+
+Rows are padded on the right, where a causal model cannot see, and masks come from lengths; so any token serves as the
+pad, and an end token that is also the pad loses nothing. Log-probabilities are float32 whatever the weights' precision.
+"""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+PAD = 0
+
+
+class TokenScores(NamedTuple):
+    """Of the completions' tokens, one after the other, float32 [N]."""
+
+    log_probs: Tensor
+    """Log-probability of each token under the tempered distribution, before top-p, nats; carries the gradient."""
+    entropy: Tensor
+    """Entropy of that distribution, nats; without gradient."""
+
+
+def completion_scores(
+    model: PreTrainedModel, prompt: Sequence[int], completions: Sequence[Sequence[int]], temperature: float
+) -> TokenScores:
+    """Scores the tokens of G completions of one prompt, the end token included, with the adapter that is on."""
+    rows = [[*prompt, *completion] for completion in completions]
+    longest = max(map(len, completions))
+    logits = _logits(model, rows, keep=longest + 1)  # [G, longest + 1, V]: from the prompt's last token on
+    device = logits.device
+    picked = torch.tensor([token for completion in completions for token in completion], device=device)
+    row = torch.tensor([number for number, completion in enumerate(completions) for _ in completion], device=device)
+    place = torch.tensor([place for completion in completions for place in range(len(completion))], device=device)
+    distribution = torch.log_softmax(logits[row, place].float() / temperature, dim=-1)  # [N, V]
+    with torch.no_grad():
+        entropy = -(distribution.exp() * distribution).sum(-1)
+    return TokenScores(distribution.gather(-1, picked[:, None])[:, 0], entropy)
+
+
+def last_hidden(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Tensor:
+    """The hidden state of each row's last token after the final norm, float32 [B, H]; no vocabulary projection is computed."""
+    backbone = model.base_model
+    output = backbone(**_inputs(backbone, rows, model.device), use_cache=False)
+    last = torch.tensor([len(row) - 1 for row in rows], device=model.device)
+    return output.last_hidden_state[torch.arange(len(rows), device=model.device), last].float()
+
+
+def hidden_width(config: PreTrainedConfig) -> int:
+    """Width of the hidden state after the final norm; some OPT models project it to another one than their layers have."""
+    text = config.get_text_config(decoder=True)
+    return int(getattr(text, "word_embed_proj_dim", text.hidden_size))
+
+
+def accepts(model: torch.nn.Module, argument: str) -> bool:
+    """Whether the model's forward takes an argument of this name; transformers' architectures differ in it."""
+    return argument in inspect.signature(model.forward).parameters
+
+
+def _logits(model: PreTrainedModel, rows: Sequence[Sequence[int]], keep: int) -> Tensor:
+    inputs = _inputs(model, rows, model.device)
+    if accepts(model, "logits_to_keep"):
+        return model(**inputs, use_cache=False, logits_to_keep=keep).logits
+    return model(**inputs, use_cache=False).logits[:, -keep:]
+
+
+def _inputs(model: torch.nn.Module, rows: Sequence[Sequence[int]], device: torch.device) -> dict[str, Any]:
+    longest = max(map(len, rows))
+    ids = torch.full((len(rows), longest), PAD)
+    mask = torch.zeros((len(rows), longest), dtype=torch.long)
+    for number, row in enumerate(rows):
+        ids[number, : len(row)] = torch.tensor(row)
+        mask[number, : len(row)] = 1
+    inputs = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+    if accepts(model, "position_ids"):
+        inputs["position_ids"] = torch.arange(longest, device=device).expand(len(rows), -1)
+    return inputs
