@@ -1,0 +1,82 @@
+"""Stage evaluate: the reward model on held-out pairs, base against policy on held-out prompts.
+
+reads    artifacts/base, artifacts/validate/{prompts,pairs}.heldout.jsonl, both artifacts, the reward the policy was trained on
+writes   reports/evaluate.json, artifacts/evaluate/samples.jsonl
+refuses  artifacts of another kind or another base; prompts that run beyond the model's positions
+"""
+
+from dataclasses import dataclass
+
+from stages.core import layout, runner
+from stages.core.progress import say
+from stages.core.runner import Document
+from stages.core.settings.evaluate import Evaluate
+from stages.core.settings.runtime import Runtime
+from stages.files import artifacts, base_record, outputs, records
+from stages.learning import comparison, fitting, reward_source
+from stages.model import checkpoint, device
+from stages.model.adapters import Adapters
+from stages.model.rendering import Renderer
+
+POLICY_NAME = "policy"
+OWN_REWARD = reward_source.MODEL + layout.REWARD.as_posix()
+
+
+@dataclass(frozen=True)
+class Params:
+    """The sections that this stage reads."""
+
+    evaluate: Evaluate
+    runtime: Runtime
+
+
+def main(params: Params) -> Document:
+    """Samples and scores, and writes the report last and whole."""
+    settings = params.evaluate
+    prompts, pairs = records.load_prompts(layout.HELDOUT_PROMPTS), records.load_pairs(layout.HELDOUT_PAIRS)
+    base = base_record.read_base()
+    own = reward_source.open_source(layout.REWARD.as_posix(), base)
+    policy = artifacts.read(layout.POLICY, artifacts.ADAPTER)
+    artifacts.require_base(layout.POLICY, policy, base)
+    trained_on = str(policy.report["reward"])
+    training = None if trained_on == OWN_REWARD else reward_source.reopen(trained_on, base)
+
+    model, tokenizer = checkpoint.load(base, device.prepare(params.runtime))
+    renderer = Renderer(tokenizer, base)
+    fitted = fitting.fitting_prompts("evaluate", prompts, renderer, settings.max_sequence, "evaluate on")
+    fitted_pairs = fitting.fitting_pairs("evaluate", pairs, renderer, settings.max_sequence, "evaluate on")
+    for what, tokens, added in (
+        ("the longest prompt", max(map(len, fitted.ids), default=0), settings.max_new_tokens),
+        ("the longest side", max((pair.longest for pair in fitted_pairs.pairs), default=0), 0),
+    ):
+        fitting.require_positions("evaluate.max_sequence", what, tokens, added, base)
+    for what, rows in (("prompts", prompts), ("pairs", pairs)):
+        if not rows:
+            say(f"no {what} are held out (data.heldout_fraction), so what would be measured on them is null")
+
+    adapted = Adapters(model)
+    adapted.add_trained(POLICY_NAME, policy.rank, policy.alpha, policy.tensors)
+    scorer = own.attach(adapted)
+    assert scorer.reward_model is not None
+    training_scorer = training.attach(adapted, "training_reward") if training else None
+    scores = comparison.score_pairs(scorer.reward_model, fitted_pairs.pairs) if fitted_pairs.pairs else None
+    compared = comparison.compare(adapted, POLICY_NAME, scorer, training_scorer, fitted, base.end_tokens, settings)
+
+    report = {
+        "heldout_pairs": len(fitted_pairs.pairs),
+        "skipped_long_pairs": fitted_pairs.skipped_long,
+        **comparison.pair_figures(scores, settings),
+        "heldout_prompts": len(fitted.ids),
+        "skipped_long_prompts": fitted.skipped_long,
+        "samples": settings.samples,
+        "training_reward": trained_on,
+        **comparison.prompt_figures(compared, settings),
+    }
+    texts = [prompts[index].prompt for index in fitted.indexes]
+    outputs.write_jsonl(layout.SAMPLES, comparison.sample_rows(compared, texts, renderer))
+    outputs.write_json(layout.report("evaluate"), report)
+    return Document(layout.SAMPLES, report)
+
+
+if __name__ == "__main__":
+    runner.run("evaluate", Params, main)

@@ -1,0 +1,54 @@
+"""Stage grpo: step the policy adapters toward the completions that beat their own group.
+
+reads    artifacts/base, artifacts/validate/prompts.train.jsonl, the reward source
+writes   artifacts/grpo/policy.safetensors + policy.json, reports/grpo.json, reports/plots/grpo.csv
+refuses  a reward artifact of another kind or another base; prompts that are all too long or run beyond the model's positions
+"""
+
+from dataclasses import dataclass
+
+from stages.core import layout, runner
+from stages.core.runner import Document
+from stages.core.settings.grpo import Grpo
+from stages.core.settings.runtime import Runtime
+from stages.files import artifacts, base_record, outputs, records
+from stages.files.history import HistoryFile
+from stages.learning import fitting, grpo_loop, grpo_report, reward_source, trained
+from stages.model import adapters, checkpoint, device
+from stages.model.adapters import Adapters
+from stages.model.rendering import Renderer
+
+
+@dataclass(frozen=True)
+class Params:
+    """The sections that this stage reads."""
+
+    grpo: Grpo
+    runtime: Runtime
+
+
+def main(params: Params) -> Document:
+    """Trains, and writes the artifact and its report last and whole."""
+    settings = params.grpo
+    prompts = records.load_prompts(layout.TRAIN_PROMPTS)
+    base = base_record.read_base()
+    source = reward_source.open_source(settings.reward, base)
+    model, tokenizer = checkpoint.load(base, device.prepare(params.runtime))
+    plan = adapters.plan(model, "grpo", settings.rank, settings.alpha, settings.targets, settings.layers)
+    renderer = Renderer(tokenizer, base)
+    fitted = fitting.fitting_prompts("grpo", prompts, renderer, settings.max_sequence)
+    longest = max(map(len, fitted.ids))
+    fitting.require_positions("grpo.max_new_tokens", "the longest prompt", longest, settings.max_new_tokens, base)
+    unknown = fitting.say_unknown(renderer)
+    adapted = Adapters(model)
+    run = grpo_loop.fit(adapted, plan, source.attach(adapted), fitted, base.end_tokens, settings, HistoryFile("grpo"))
+    tensors = adapters.to_numpy(adapted.factors(grpo_loop.ADAPTER_NAME))
+    report = grpo_report.grpo_report(run, source.name, base, plan, settings, prompts, fitted, tensors, unknown)
+    artifacts.write(layout.POLICY, trained.artifact(artifacts.ADAPTER, base, plan, report, tensors))
+    outputs.write_csv(layout.curve("grpo"), grpo_loop.CURVE, run.steps)
+    outputs.write_json(layout.report("grpo"), report)
+    return Document(layout.POLICY, report)
+
+
+if __name__ == "__main__":
+    runner.run("grpo", Params, main)

@@ -1,0 +1,176 @@
+"""What evaluate measures: the reward model on held-out pairs, and base against policy on held-out prompts, same draws for both."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from stages.core.progress import bar
+from stages.core.settings.evaluate import Evaluate
+from stages.learning.fitting import FittingPrompts
+from stages.learning.metrics import Floats, bootstrap_mean, pair_order, win_rate
+from stages.learning.objective import completion_means, kl_k3
+from stages.learning.reward_source import Scorer
+from stages.model.adapters import Adapters
+from stages.model.draws import uniforms
+from stages.model.passes import completion_scores
+from stages.model.rendering import EncodedPair, Renderer
+from stages.model.reward_model import RewardModel
+from stages.model.sampling import Completion, sample
+
+ROWS = 64
+"""Completions decoded in one batch, at most, unless one prompt has more samples."""
+PAIRS = 8
+"""Pairs scored in one forward pass."""
+SIDES = ("base", "policy")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One held-out prompt's completions by base and policy, on the same draws."""
+
+    completions: dict[str, list[Completion]]
+    """By side, S each."""
+    rewards: dict[str, Floats]
+    """By side, [S], of the pipeline's own reward model."""
+    training_rewards: dict[str, Floats] | None
+    """By side, [S], of the reward that the policy was trained on where that is another."""
+    kl: float
+    """k3 estimate of KL(policy || base) on the policy's completions, mean over samples of mean over tokens, nats."""
+
+
+def score_pairs(reward_model: RewardModel, pairs: Sequence[EncodedPair]) -> tuple[Floats, Floats]:
+    """Scores of both sides of B held-out pairs, float64 [B] twice."""
+    chosen, rejected = [], []
+    with torch.no_grad(), reward_model.adapters.using(reward_model.name, then=None):
+        for start in range(0, len(pairs), PAIRS):
+            batch = pairs[start : start + PAIRS]
+            scores = reward_model.scores([pair.chosen for pair in batch] + [pair.rejected for pair in batch]).double().cpu().numpy()
+            chosen.append(scores[: len(batch)])
+            rejected.append(scores[len(batch) :])
+    return np.concatenate(chosen), np.concatenate(rejected)
+
+
+@torch.no_grad()
+def compare(
+    adapters: Adapters,
+    policy_name: str,
+    scorer: Scorer,
+    training_scorer: Scorer | None,
+    prompts: FittingPrompts,
+    end_tokens: Sequence[int],
+    settings: Evaluate,
+) -> list[Compared]:
+    """Samples every held-out prompt from base and policy and scores both; the same uniform number chooses both sides' token."""
+    found: list[Compared] = []
+    together = max(1, ROWS // settings.samples)
+    with bar(len(prompts.ids), "evaluate") as advance:
+        for start in range(0, len(prompts.ids), together):
+            window = range(start, min(start + together, len(prompts.ids)))
+            chooser = np.stack(
+                [
+                    [uniforms(settings.seed, 0, prompts.indexes[number], draw, settings.max_new_tokens) for draw in range(settings.samples)]
+                    for number in window
+                ]
+            )
+            sampled = {}
+            for side in SIDES:
+                adapters.use(policy_name if side == "policy" else None)
+                ids = [prompts.ids[number] for number in window]
+                sampled[side] = sample(adapters.model, ids, chooser, settings.temperature, settings.top_p, end_tokens)
+            for place, number in enumerate(window):
+                completions = {side: sampled[side][place] for side in SIDES}
+                found.append(
+                    Compared(
+                        completions,
+                        _rewards(scorer, prompts.ids[number], completions),
+                        None if training_scorer is None else _rewards(training_scorer, prompts.ids[number], completions),
+                        _kl(adapters, policy_name, prompts.ids[number], completions["policy"], settings.temperature or 1.0),
+                    )
+                )
+                advance()
+    return found
+
+
+def pair_figures(scores: tuple[Floats, Floats] | None, settings: Evaluate) -> dict[str, Any]:
+    """The reward model's part of the report; nulls where no pair was held out."""
+    if scores is None:
+        return dict.fromkeys((*_with_interval("accuracy"), "tied_pairs", *_with_interval("mean_score_margin")))
+    ordered = pair_order(*scores)
+    return {
+        **_interval("accuracy", ordered.correct, settings),
+        "tied_pairs": ordered.tied_pairs,
+        **_interval("mean_score_margin", ordered.margins, settings),
+    }
+
+
+def prompt_figures(compared: Sequence[Compared], settings: Evaluate) -> dict[str, Any]:
+    """Base against policy; nulls where no prompt was held out. `truncated` and `empty` are shares of the completions."""
+    sides = [f"{side}_{key}" for side in SIDES for key in ("mean_completion_tokens", "truncated", "empty")]
+    if not compared:
+        gain = (
+            "base_mean_reward",
+            "policy_mean_reward",
+            *_with_interval("reward_gain"),
+            *_with_interval("win_rate"),
+            *_with_interval("mean_kl"),
+        )
+        return dict.fromkeys((*gain, *sides))
+    figures = {**_gain("", [one.rewards for one in compared], settings)}
+    figures |= _interval("mean_kl", np.array([one.kl for one in compared]), settings)
+    for side in SIDES:
+        every = [completion for one in compared for completion in one.completions[side]]
+        figures[f"{side}_mean_completion_tokens"] = float(np.mean([completion.length for completion in every]))
+        figures[f"{side}_truncated"] = float(np.mean([not completion.ended for completion in every]))
+        figures[f"{side}_empty"] = float(np.mean([completion.empty for completion in every]))
+    training = [one.training_rewards for one in compared if one.training_rewards is not None]
+    return figures | (_gain("training_", training, settings) if training else {})
+
+
+def sample_rows(compared: Sequence[Compared], texts: Sequence[str], renderer: Renderer) -> list[dict[str, Any]]:
+    """Rows of samples.jsonl: every draw of every held-out prompt, both sides' text and reward."""
+    rows = []
+    for one, prompt in zip(compared, texts, strict=True):
+        for draw in range(len(one.rewards["base"])):
+            row = {"prompt": prompt, "draw": draw, **{side: renderer.text(one.completions[side][draw].content) for side in SIDES}}
+            row |= {f"{side}_reward": float(one.rewards[side][draw]) for side in SIDES}
+            if one.training_rewards is not None:
+                row |= {f"training_{side}_reward": float(one.training_rewards[side][draw]) for side in SIDES}
+            rows.append(row)
+    return rows
+
+
+def _rewards(scorer: Scorer, prompt: list[int], completions: dict[str, list[Completion]]) -> dict[str, Floats]:
+    return {side: scorer.rewards(prompt, completions[side]).numpy() for side in SIDES}
+
+
+def _kl(adapters: Adapters, policy_name: str, prompt: list[int], completions: list[Completion], temperature: float) -> float:
+    ids = [completion.ids for completion in completions]
+    lengths = torch.tensor([len(one) for one in ids], device=adapters.model.device)
+    adapters.use(None)
+    reference = completion_scores(adapters.model, prompt, ids, temperature).log_probs
+    with adapters.using(policy_name, then=None):
+        policy = completion_scores(adapters.model, prompt, ids, temperature).log_probs
+    return float(completion_means(kl_k3(policy, reference), lengths).mean())
+
+
+def _gain(prefix: str, rewards: Sequence[dict[str, Floats]], settings: Evaluate) -> dict[str, Any]:
+    base, policy = (np.array([one[side] for one in rewards]) for side in SIDES)  # [prompts, samples]
+    wins = np.array([win_rate(*pair) for pair in zip(policy, base, strict=True)])
+    return {
+        f"{prefix}base_mean_reward": float(base.mean()),
+        f"{prefix}policy_mean_reward": float(policy.mean()),
+        **_interval(f"{prefix}reward_gain", (policy - base).mean(axis=1), settings),
+        **_interval(f"{prefix}win_rate", wins, settings),
+    }
+
+
+def _interval(key: str, values: Floats, settings: Evaluate) -> dict[str, float]:
+    """The mean over prompts or pairs under its key, and its 95% interval."""
+    return dict(zip(_with_interval(key), bootstrap_mean(values, settings.bootstrap, settings.seed), strict=True))
+
+
+def _with_interval(key: str) -> tuple[str, str, str]:
+    return key, f"{key}_low", f"{key}_high"

@@ -1,0 +1,50 @@
+"""AdamW over adapter tensors, one guarded step at a time."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from stages.core.errors import TrainingError
+from stages.learning import schedule
+
+
+class Optimizer:
+    """torch's AdamW with its gradient clipping, the rate of each planned step, and a stop before a step that is not finite."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        *,
+        steps: int,
+        peak: float,
+        warmup_steps: int,
+        weight_decay: float,
+        max_grad_norm: float,
+    ) -> None:
+        self._parameters = list(parameters.values())
+        self._adamw = torch.optim.AdamW(self._parameters, lr=peak, weight_decay=weight_decay)
+        self._steps, self._peak, self._warmup_steps, self._max_grad_norm = steps, peak, warmup_steps, max_grad_norm
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a planned step, from 0."""
+        return schedule.learning_rate(step, self._steps, self._peak, self._warmup_steps)
+
+    def step(self, step: int, where: str) -> float:
+        """Steps with the gradients as they are, clears them, and returns their norm before clipping.
+
+        Raises TrainingError, naming `where`, before any weight moves, if the norm is not finite.
+        """
+        norm = float(nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm))
+        if not torch.isfinite(torch.tensor(norm)):
+            raise TrainingError(f"{where}: the gradient is not finite ({norm}); no weight was moved; lower the learning rate")
+        for group in self._adamw.param_groups:
+            group["lr"] = self.rate(step)
+        self._adamw.step()
+        self._adamw.zero_grad(set_to_none=True)
+        return norm
+
+
+def count(parameters: Mapping[str, nn.Parameter]) -> int:
+    """How many numbers the tensors hold together."""
+    return sum(parameter.numel() for parameter in parameters.values())

@@ -1,0 +1,50 @@
+"""The reward stage's report."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from stages.core.settings.reward import Reward
+from stages.files.base_record import BaseRecord
+from stages.files.records import Pair
+from stages.learning.fitting import FittingPairs
+from stages.learning.reward_loop import RewardRun
+from stages.learning.trained import Tensors, adapter_fields, size_fields
+from stages.model.adapters import Plan
+
+
+def reward_report(
+    run: RewardRun,
+    base: BaseRecord,
+    plan: Plan,
+    settings: Reward,
+    pairs: Sequence[Pair],
+    fitted: FittingPairs,
+    tensors: Tensors,
+    unknown: int,
+) -> dict[str, Any]:
+    """reports/reward.json."""
+    return {
+        "trait_name": pairs[0].trait_name,
+        "pairs": len(pairs),
+        "trained_pairs": len(fitted.pairs),
+        "skipped_long": fitted.skipped_long,
+        "unknown_tokens": unknown,
+        "epochs": settings.epochs,
+        "steps": len(run.steps),
+        **size_fields(tensors),
+        "first_loss": run.first_loss,
+        "final_loss": run.final_loss,
+        "mean_final_epoch_loss": run.mean_final_epoch_loss,
+        "accuracy": run.accuracy,
+        "tied_pairs": run.tied_pairs,
+        "mean_chosen_score": run.mean_chosen_score,
+        "mean_rejected_score": run.mean_rejected_score,
+        "mean_score_margin": run.mean_score_margin,
+        **adapter_fields(plan),
+        "learning_rate": settings.learning_rate,
+        "accumulation": settings.accumulation,
+        "batch": settings.batch_size,
+        "seed": settings.seed,
+        "chat_template": base.chat_template,
+        "precision": base.precision,
+    }
