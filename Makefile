@@ -65,6 +65,9 @@ repro: setup ## run what changed: dvc repro, then check that all of it is in the
 
 # Checks.
 
+# A file's tests stay in one process, for what they share; each process computes with one thread (tests/conftest.py).
+SPREAD := -n auto --dist loadfile
+
 .PHONY: lint
 lint: setup-test ## style and types
 	ruff check stages tests
@@ -73,11 +76,11 @@ lint: setup-test ## style and types
 
 .PHONY: test
 test: setup-test smollm2 lint ## style, types and the whole suite
-	python -m pytest
+	python -m pytest $(SPREAD)
 
 .PHONY: test-fast
 test-fast: setup-test ## the tests that take seconds: neither slow nor real
-	python -m pytest -m "not slow and not real"
+	python -m pytest $(SPREAD) -m "not slow and not real"
 
 # For whoever changes the project.
 

@@ -8,6 +8,7 @@ refuses  artifacts of another kind or another base; prompts that run beyond the 
 from dataclasses import dataclass
 
 from stages.core import layout, runner
+from stages.core.errors import ArtifactError
 from stages.core.progress import say
 from stages.core.runner import Document
 from stages.core.settings.evaluate import Evaluate
@@ -38,18 +39,18 @@ def main(params: Params) -> Document:
     own = reward_source.open_source(layout.REWARD.as_posix(), base)
     policy = artifacts.read(layout.POLICY, artifacts.ADAPTER)
     artifacts.require_base(layout.POLICY, policy, base)
-    trained_on = str(policy.report["reward"])
+    trained_on = policy.report.get("reward")
+    if not isinstance(trained_on, str):
+        raise ArtifactError(f"{layout.POLICY}: its report does not say what reward it was trained on; run `dvc repro -f grpo`")
     training = None if trained_on == OWN_REWARD else reward_source.reopen(trained_on, base)
 
     model, tokenizer = checkpoint.load(base, device.prepare(params.runtime))
     renderer = Renderer(tokenizer, base)
     fitted = fitting.fitting_prompts("evaluate", prompts, renderer, settings.max_sequence, "evaluate on")
     fitted_pairs = fitting.fitting_pairs("evaluate", pairs, renderer, settings.max_sequence, "evaluate on")
-    for what, tokens, added in (
-        ("the longest prompt", max(map(len, fitted.ids), default=0), settings.max_new_tokens),
-        ("the longest side", max((pair.longest for pair in fitted_pairs.pairs), default=0), 0),
-    ):
-        fitting.require_positions("evaluate.max_sequence", what, tokens, added, base)
+    longest, longest_side = max(map(len, fitted.ids), default=0), max((pair.longest for pair in fitted_pairs.pairs), default=0)
+    fitting.require_positions("evaluate.max_new_tokens", "the longest prompt", longest, settings.max_new_tokens, base)
+    fitting.require_positions("evaluate.max_sequence", "the longest side", longest_side, 0, base)
     for what, rows in (("prompts", prompts), ("pairs", pairs)):
         if not rows:
             say(f"no {what} are held out (data.heldout_fraction), so what would be measured on them is null")
@@ -70,7 +71,7 @@ def main(params: Params) -> Document:
         "skipped_long_prompts": fitted.skipped_long,
         "samples": settings.samples,
         "training_reward": trained_on,
-        **comparison.prompt_figures(compared, settings),
+        **comparison.prompt_figures(compared, settings, training is not None),
     }
     texts = [prompts[index].prompt for index in fitted.indexes]
     outputs.write_jsonl(layout.SAMPLES, comparison.sample_rows(compared, texts, renderer))

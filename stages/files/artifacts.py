@@ -6,8 +6,9 @@ Checked in both directions, before they reach disk and when they are read; never
 import dataclasses
 import hashlib
 import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,20 +95,22 @@ def write(path: Path, artifact: Artifact) -> None:
     sidecar["weights_sha256"] = hashlib.sha256(weights).hexdigest()
     sidecar["report"] = dict(artifact.report)
     sidecar["digest"] = digest(sidecar)
+    outputs.write_json(sidecar_path(path), sidecar)  # first, since a number in its report may still not be finite
     outputs.write_bytes(path, weights)
-    outputs.write_json(sidecar_path(path), sidecar)
 
 
 def read(path: Path, kind: str) -> Artifact:
     """Reads an artifact of the kind expected (`adapter` or `reward`); raises ArtifactError naming all that is wrong with it."""
     sidecar = _read_sidecar(sidecar_path(path))
     found_kind = sidecar.get("kind", ADAPTER)
-    if found_kind != kind and found_kind in KINDS:
+    if found_kind != kind and found_kind in tuple(KINDS):
         raise ArtifactError(f"{path}: adapter artifact is {KINDS[found_kind]}, not {KINDS[kind]}")
     content = _read_bytes(path)
     try:
         tensors = safetensors.numpy.load(content)
-    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+    except KeyError as error:  # a type that numpy has not
+        raise ArtifactError(f"{path}: it holds {error.args[0]} tensors, expected float32") from error
+    except (SafetensorError, ValueError, TypeError) as error:
         raise ArtifactError(f"{path}: not a safetensors file ({error}); bring it back with `dvc checkout {path.parent}`") from error
     artifact = _from_sidecar(sidecar_path(path), sidecar, tensors)
     found = artifact.problems()
@@ -168,20 +171,31 @@ def _read_sidecar(path: Path) -> dict[str, Any]:
 
 
 def _from_sidecar(path: Path, sidecar: Mapping[str, Any], tensors: Tensors) -> Artifact:
-    expected: dict[str, type | tuple[type, ...]] = {
-        "model": str,
-        "model_revision": (str, type(None)),
-        "base_fingerprint": str,
-        "rank": int,
-        "alpha": (int, float),
-        "targets": list,
-        "layers": list,
-        "hidden_size": int,
-        "report": dict,
-    }
-    wrong = [name for name, kind in expected.items() if name not in sidecar or not isinstance(sidecar[name], kind)]
-    if sidecar.get("kind", ADAPTER) not in KINDS:
+    wrong = [name for name, is_one in FIELDS.items() if name not in sidecar or not is_one(sidecar[name])]
+    if sidecar.get("kind", ADAPTER) not in tuple(KINDS):  # it may be a list, which a mapping would not be asked for
         wrong.append("kind")
     if wrong:
         raise ArtifactError([f"{path}: field {name} is missing or of another type" for name in wrong])
-    return Artifact(kind=sidecar.get("kind", ADAPTER), tensors=tensors, **{name: sidecar[name] for name in expected})
+    return Artifact(kind=sidecar.get("kind", ADAPTER), tensors=tensors, **{name: sidecar[name] for name in FIELDS})
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_count(value: object, low: int = 1) -> bool:
+    return type(value) is int and value >= low
+
+
+FIELDS: dict[str, Callable[[Any], bool]] = {
+    "model": _is_text,
+    "model_revision": lambda value: value is None or _is_text(value),
+    "base_fingerprint": _is_text,
+    "rank": _is_count,
+    "alpha": lambda value: type(value) in (int, float) and math.isfinite(value) and value > 0,
+    "targets": lambda value: isinstance(value, list) and all(map(_is_text, value)),
+    "layers": lambda value: isinstance(value, list) and all(_is_count(number, 0) for number in value),
+    "hidden_size": _is_count,
+    "report": lambda value: isinstance(value, dict),
+}
+"""What each field of a sidecar must be; a boolean is no number."""

@@ -21,8 +21,19 @@ TOKENIZER_FILES = (
     "vocab.json",
     "vocab.txt",
 )
-VOLATILE = frozenset({"_name_or_path", "transformers_version", "torch_dtype", "dtype", "chat_template", "name_or_path"})
-"""Keys of JSON files that tell where a checkpoint came from, or have a digest of their own; they change no number."""
+VOLATILE = frozenset(
+    {
+        "_name_or_path",
+        "chat_template",
+        "dtype",
+        "is_local",
+        "local_files_only",
+        "name_or_path",
+        "torch_dtype",
+        "transformers_version",
+    }
+)
+"""Keys of JSON files that tell where a checkpoint came from or how it was loaded, or have a digest of their own; they change no number."""
 
 
 class Digests(NamedTuple):

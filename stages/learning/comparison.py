@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from stages.core.errors import TrainingError
 from stages.core.progress import bar
 from stages.core.settings.evaluate import Evaluate
 from stages.learning.fitting import FittingPrompts
@@ -14,17 +15,26 @@ from stages.learning.metrics import Floats, bootstrap_mean, pair_order, win_rate
 from stages.learning.objective import completion_means, kl_k3
 from stages.learning.reward_source import Scorer
 from stages.model.adapters import Adapters
-from stages.model.draws import uniforms
-from stages.model.passes import completion_scores
+from stages.model.draws import group_uniforms
+from stages.model.passes import Completed, group_scores, passes
 from stages.model.rendering import EncodedPair, Renderer
 from stages.model.reward_model import RewardModel
-from stages.model.sampling import Completion, sample
+from stages.model.sampling import Completion, NotFiniteError, sample
 
 ROWS = 64
 """Completions decoded in one batch, at most, unless one prompt has more samples."""
 PAIRS = 8
 """Pairs scored in one forward pass."""
 SIDES = ("base", "policy")
+
+
+class HeldoutGroup(NamedTuple):
+    """A held-out prompt and its completions, by side."""
+
+    place: int
+    """Place of the prompt in its file."""
+    prompt: list[int]
+    completions: dict[str, list[Completion]]
 
 
 @dataclass(frozen=True)
@@ -42,7 +52,7 @@ class Compared:
 
 
 def score_pairs(reward_model: RewardModel, pairs: Sequence[EncodedPair]) -> tuple[Floats, Floats]:
-    """Scores of both sides of B held-out pairs, float64 [B] twice."""
+    """Scores of both sides of B held-out pairs, float64 [B] twice; raises TrainingError where one is not finite."""
     chosen, rejected = [], []
     with torch.no_grad(), reward_model.adapters.using(reward_model.name, then=None):
         for start in range(0, len(pairs), PAIRS):
@@ -50,6 +60,11 @@ def score_pairs(reward_model: RewardModel, pairs: Sequence[EncodedPair]) -> tupl
             scores = reward_model.scores([pair.chosen for pair in batch] + [pair.rejected for pair in batch]).double().cpu().numpy()
             chosen.append(scores[: len(batch)])
             rejected.append(scores[len(batch) :])
+            for side, found in (("chosen", chosen[-1]), ("rejected", rejected[-1])):
+                if (broken := _first_not_finite(found)) is not None:
+                    raise TrainingError(
+                        f"held-out pair {start + broken} of those that fit: the {side} side's score is {found[broken]}, which is not finite"
+                    )
     return np.concatenate(chosen), np.concatenate(rejected)
 
 
@@ -63,33 +78,37 @@ def compare(
     end_tokens: Sequence[int],
     settings: Evaluate,
 ) -> list[Compared]:
-    """Samples every held-out prompt from base and policy and scores both; the same uniform number chooses both sides' token."""
+    """Samples every held-out prompt from base and policy and scores both; the same uniform number chooses both sides' token.
+
+    Raises TrainingError where a distribution or a reward is not finite.
+    """
     found: list[Compared] = []
     together = max(1, ROWS // settings.samples)
     with bar(len(prompts.ids), "evaluate") as advance:
         for start in range(0, len(prompts.ids), together):
             window = range(start, min(start + together, len(prompts.ids)))
-            chooser = np.stack(
-                [
-                    [uniforms(settings.seed, 0, prompts.indexes[number], draw, settings.max_new_tokens) for draw in range(settings.samples)]
-                    for number in window
-                ]
-            )
+            indexes = [prompts.indexes[number] for number in window]
+            chooser = group_uniforms(settings.seed, 0, indexes, settings.samples, settings.max_new_tokens)
             sampled = {}
             for side in SIDES:
                 adapters.use(policy_name if side == "policy" else None)
                 ids = [prompts.ids[number] for number in window]
-                sampled[side] = sample(adapters.model, ids, chooser, settings.temperature, settings.top_p, end_tokens)
-            for place, number in enumerate(window):
-                completions = {side: sampled[side][place] for side in SIDES}
-                found.append(
-                    Compared(
-                        completions,
-                        _rewards(scorer, prompts.ids[number], completions),
-                        None if training_scorer is None else _rewards(training_scorer, prompts.ids[number], completions),
-                        _kl(adapters, policy_name, prompts.ids[number], completions["policy"], settings.temperature or 1.0),
-                    )
-                )
+                try:
+                    sampled[side] = sample(adapters.model, ids, chooser, settings.temperature, settings.top_p, end_tokens)
+                except NotFiniteError as error:
+                    raise TrainingError(
+                        f"held-out prompt {prompts.indexes[window[error.prompt]]} draw {error.draw}: the {side}'s distribution is not "
+                        f"finite at position {error.position}"
+                    ) from error
+            groups = [
+                HeldoutGroup(prompts.indexes[number], prompts.ids[number], {side: sampled[side][place] for side in SIDES})
+                for place, number in enumerate(window)
+            ]
+            rewards = _rewards(scorer, groups)
+            training = _rewards(training_scorer, groups) if training_scorer else [None] * len(groups)
+            kl = _kl(adapters, policy_name, groups, settings.temperature or 1.0)
+            for place, group in enumerate(groups):
+                found.append(Compared(group.completions, rewards[place], training[place], kl[place]))
                 advance()
     return found
 
@@ -106,18 +125,15 @@ def pair_figures(scores: tuple[Floats, Floats] | None, settings: Evaluate) -> di
     }
 
 
-def prompt_figures(compared: Sequence[Compared], settings: Evaluate) -> dict[str, Any]:
-    """Base against policy; nulls where no prompt was held out. `truncated` and `empty` are shares of the completions."""
+def prompt_figures(compared: Sequence[Compared], settings: Evaluate, other_reward: bool) -> dict[str, Any]:
+    """Base against policy; nulls where no prompt was held out. `truncated` and `empty` are shares of the completions.
+
+    Where the policy was trained on another reward, that one's figures are there too.
+    """
     sides = [f"{side}_{key}" for side in SIDES for key in ("mean_completion_tokens", "truncated", "empty")]
     if not compared:
-        gain = (
-            "base_mean_reward",
-            "policy_mean_reward",
-            *_with_interval("reward_gain"),
-            *_with_interval("win_rate"),
-            *_with_interval("mean_kl"),
-        )
-        return dict.fromkeys((*gain, *sides))
+        gain = _gain_keys("") + (_gain_keys("training_") if other_reward else ())
+        return dict.fromkeys((*gain, *_with_interval("mean_kl"), *sides))
     figures = {**_gain("", [one.rewards for one in compared], settings)}
     figures |= _interval("mean_kl", np.array([one.kl for one in compared]), settings)
     for side in SIDES:
@@ -142,18 +158,41 @@ def sample_rows(compared: Sequence[Compared], texts: Sequence[str], renderer: Re
     return rows
 
 
-def _rewards(scorer: Scorer, prompt: list[int], completions: dict[str, list[Completion]]) -> dict[str, Floats]:
-    return {side: scorer.rewards(prompt, completions[side]).numpy() for side in SIDES}
+def _rewards(scorer: Scorer, groups: Sequence[HeldoutGroup]) -> list[dict[str, Floats]]:
+    """Each group's rewards by side; raises TrainingError where one is not finite."""
+    scores = scorer.rewards([(group.prompt, group.completions[side]) for group in groups for side in SIDES])
+    found: list[dict[str, Floats]] = []
+    for place, group in enumerate(groups):
+        rewards = {side: scores[len(SIDES) * place + number].numpy() for number, side in enumerate(SIDES)}
+        for side, values in rewards.items():
+            if (draw := _first_not_finite(values)) is not None:
+                raise TrainingError(
+                    f"held-out prompt {group.place} draw {draw}: the reward of the {side}'s completion is {values[draw]}, "
+                    "which is not finite"
+                )
+        found.append(rewards)
+    return found
 
 
-def _kl(adapters: Adapters, policy_name: str, prompt: list[int], completions: list[Completion], temperature: float) -> float:
-    ids = [completion.ids for completion in completions]
-    lengths = torch.tensor([len(one) for one in ids], device=adapters.model.device)
-    adapters.use(None)
-    reference = completion_scores(adapters.model, prompt, ids, temperature).log_probs
-    with adapters.using(policy_name, then=None):
-        policy = completion_scores(adapters.model, prompt, ids, temperature).log_probs
-    return float(completion_means(kl_k3(policy, reference), lengths).mean())
+def _first_not_finite(values: Floats) -> int | None:
+    broken = np.flatnonzero(~np.isfinite(values))
+    return int(broken[0]) if len(broken) else None
+
+
+def _kl(adapters: Adapters, policy_name: str, groups: Sequence[HeldoutGroup], temperature: float) -> list[float]:
+    """k3 estimate of KL(policy || base) on each group's policy completions."""
+    whole = [Completed(group.prompt, [completion.ids for completion in group.completions["policy"]]) for group in groups]
+    found: list[float] = []
+    for together in passes(whole):
+        batch = [whole[number] for number in together]
+        adapters.use(None)
+        reference = group_scores(adapters.model, batch, temperature)
+        with adapters.using(policy_name, then=None):
+            policy = group_scores(adapters.model, batch, temperature)
+        for one, ours, base in zip(batch, policy, reference, strict=True):
+            lengths = torch.tensor([len(ids) for ids in one.completions], device=ours.log_probs.device)
+            found.append(float(completion_means(kl_k3(ours.log_probs, base.log_probs), lengths).mean()))
+    return found
 
 
 def _gain(prefix: str, rewards: Sequence[dict[str, Floats]], settings: Evaluate) -> dict[str, Any]:
@@ -165,6 +204,11 @@ def _gain(prefix: str, rewards: Sequence[dict[str, Floats]], settings: Evaluate)
         **_interval(f"{prefix}reward_gain", (policy - base).mean(axis=1), settings),
         **_interval(f"{prefix}win_rate", wins, settings),
     }
+
+
+def _gain_keys(prefix: str) -> tuple[str, ...]:
+    gain, wins = (_with_interval(f"{prefix}{key}") for key in ("reward_gain", "win_rate"))
+    return (f"{prefix}base_mean_reward", f"{prefix}policy_mean_reward", *gain, *wins)
 
 
 def _interval(key: str, values: Floats, settings: Evaluate) -> dict[str, float]:

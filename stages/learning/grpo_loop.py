@@ -1,8 +1,8 @@
 """The grpo stage's training: sample a group per prompt, score it, step the policy toward what beat its own group.
 
 An accumulation window is up to `accumulation` prompts, in file order, within one iteration. All its completions are
-drawn in one batch from the policy as it stands; each group is then scored, compared with the frozen base and
-back-propagated by itself, divided by the groups that the window scored.
+drawn in one batch from the policy as it stands; the groups are then scored, compared with the frozen base and
+back-propagated, a few in one pass, each divided by the groups that the window scored.
 """
 
 import math
@@ -20,12 +20,12 @@ from stages.core.settings.grpo import Grpo
 from stages.files.history import HistoryFile
 from stages.learning import schedule
 from stages.learning.fitting import FittingPrompts
-from stages.learning.objective import completion_means, group_advantages, group_loss
+from stages.learning.objective import GroupLoss, completion_means, group_advantages, group_loss
 from stages.learning.optimizer import Optimizer, count
 from stages.learning.reward_source import Scorer
 from stages.model.adapters import Adapters, Plan
-from stages.model.draws import uniforms
-from stages.model.passes import completion_scores
+from stages.model.draws import group_uniforms
+from stages.model.passes import Completed, group_scores, passes
 from stages.model.sampling import Completion, NotFiniteError, sample
 
 ADAPTER_NAME = "policy"
@@ -48,6 +48,8 @@ CURVE = (
 class Group(NamedTuple):
     """A prompt's sampled completions and their rewards."""
 
+    place: int
+    """Place of the prompt in its file."""
     prompt: list[int]
     completions: list[Completion]
     rewards: Tensor
@@ -121,7 +123,7 @@ def fit(
                 groups = _sample_window(adapters, scorer, prompts, window, end_tokens, iteration, settings, name)
                 refused += len(window) - len(groups)
                 if groups:
-                    found = [_back_propagate(adapters, group, len(groups), settings, name) for group in groups]
+                    found = _back_propagate(adapters, groups, settings, name)
                     where = f"{name} step {step + 1}/{planned}"
                     norm = optimizer.step(step, where)
                     row = {
@@ -166,12 +168,8 @@ def _sample_window(
     """Groups of the window's prompts, sampled from the policy and scored; those with an empty completion left out where refused."""
     for number in window:
         say(f"{name} prompt {prompts.indexes[number]} sampling {settings.group} completions")
-    chooser = np.stack(
-        [
-            [uniforms(settings.seed, iteration, prompts.indexes[number], draw, settings.max_new_tokens) for draw in range(settings.group)]
-            for number in window
-        ]
-    )
+    indexes = [prompts.indexes[number] for number in window]
+    chooser = group_uniforms(settings.seed, iteration, indexes, settings.group, settings.max_new_tokens)
     adapters.use(ADAPTER_NAME)
     try:
         sampled = sample(
@@ -182,43 +180,65 @@ def _sample_window(
             f"{name} prompt {prompts.indexes[window[error.prompt]]} draw {error.draw}: the policy's distribution is not finite at "
             f"position {error.position}; lower grpo.learning_rate"
         ) from error
-    groups = []
+    kept: list[tuple[int, list[Completion]]] = []
     for number, completions in zip(window, sampled, strict=True):
-        where = f"{name} prompt {prompts.indexes[number]}"
         if settings.empty_completions == "refuse" and any(completion.empty for completion in completions):
-            say(f"{where}: a sampled completion was empty, so this group has nothing to score; the group is refused")
-            continue
-        rewards = scorer.rewards(prompts.ids[number], completions)
+            say(
+                f"{name} prompt {prompts.indexes[number]}: a sampled completion was empty, so this group has nothing to score; "
+                "the group is refused"
+            )
+        else:
+            kept.append((number, completions))
+    scored = scorer.rewards([(prompts.ids[number], completions) for number, completions in kept])
+    for (number, _), rewards in zip(kept, scored, strict=True):
         broken = (~torch.isfinite(rewards)).nonzero()
         if len(broken):
             draw = int(broken[0])
-            raise TrainingError(f"{where} draw {draw}: the reward is {float(rewards[draw])}, which is not finite; no weight was moved")
-        groups.append(Group(prompts.ids[number], completions, rewards))
-    return groups
+            raise TrainingError(
+                f"{name} prompt {prompts.indexes[number]} draw {draw}: the reward is {float(rewards[draw])}, which is not finite; "
+                "no weight was moved"
+            )
+    return [
+        Group(prompts.indexes[number], prompts.ids[number], completions, rewards)
+        for (number, completions), rewards in zip(kept, scored, strict=True)
+    ]
 
 
-def _back_propagate(adapters: Adapters, group: Group, scored_groups: int, settings: Grpo, name: str) -> GroupFigures:
-    """Adds the gradient of one group's loss, divided by the window's scored groups, and returns the group's figures."""
-    completions = [completion.ids for completion in group.completions]
-    lengths = torch.tensor([len(ids) for ids in completions], device=adapters.model.device)
-    with torch.no_grad(), adapters.using(None, then=ADAPTER_NAME):
-        reference = completion_scores(adapters.model, group.prompt, completions, settings.temperature).log_probs
-    policy = completion_scores(adapters.model, group.prompt, completions, settings.temperature)
-    parts = group_loss(policy.log_probs, reference, lengths, group_advantages(group.rewards), settings.beta)
-    if not torch.isfinite(parts.loss):
-        raise TrainingError(
-            f"{name}: the loss is not finite (kl {float(parts.kl.detach())}); no weight was moved; lower grpo.learning_rate"
-        )
-    (parts.loss / scored_groups).backward()
+def _back_propagate(adapters: Adapters, groups: Sequence[Group], settings: Grpo, name: str) -> list[GroupFigures]:
+    """Adds the gradient of a window's mean loss over its groups, pass by pass, and returns each group's figures."""
+    whole = [Completed(group.prompt, [completion.ids for completion in group.completions]) for group in groups]
+    figures: list[GroupFigures] = []
+    for together in passes(whole):
+        batch = [whole[number] for number in together]
+        with torch.no_grad(), adapters.using(None, then=ADAPTER_NAME):
+            reference = group_scores(adapters.model, batch, settings.temperature)
+        policy = group_scores(adapters.model, batch, settings.temperature)
+        losses = []
+        for number, ours, base in zip(together, policy, reference, strict=True):
+            group = groups[number]
+            lengths = torch.tensor([len(completion.ids) for completion in group.completions], device=ours.log_probs.device)
+            parts = group_loss(ours.log_probs, base.log_probs, lengths, group_advantages(group.rewards), settings.beta)
+            if not torch.isfinite(parts.loss):
+                raise TrainingError(
+                    f"{name} prompt {group.place}: the loss is not finite (kl {float(parts.kl.detach())}); no weight was moved; "
+                    "lower grpo.learning_rate"
+                )
+            losses.append(parts.loss / len(groups))
+            figures.append(_figures(group, parts, float(completion_means(ours.entropy, lengths).mean())))
+        torch.stack(losses).sum().backward()
+    return figures
+
+
+def _figures(group: Group, parts: GroupLoss, entropy: float) -> GroupFigures:
     return GroupFigures(
         loss=float(parts.loss.detach()),
         reward=float(group.rewards.mean()),
-        spread=group_advantages(group.rewards).denominator / len(completions),
+        spread=group_advantages(group.rewards).denominator / len(group.completions),
         kl=float(parts.kl.detach()),
         tokens=float(np.mean([completion.length for completion in group.completions])),
         truncated=float(np.mean([not completion.ended for completion in group.completions])),
-        entropy=float(completion_means(policy.entropy, lengths).mean()),
-        completions=len(completions),
+        entropy=entropy,
+        completions=len(group.completions),
     )
 
 

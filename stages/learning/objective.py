@@ -2,8 +2,10 @@
 
 Where codebases differ, ours: the group's deviation is the population's (ddof 0) with no epsilon, as in GRPO-Zero (TRL
 divides by the sample's, ddof 1, plus 1e-4); a completion's tokens are averaged first, then the group's completions
-(DeepSeekMath, arXiv:2402.03300, eq. 3); the KL estimate is k3 (Schulman, http://joschu.net/blog/kl-approx.html). One
-inner update per batch of draws, so the ratio is exactly 1 and nothing is clipped; it stays in the loss for its gradient.
+(DeepSeekMath, arXiv:2402.03300, eq. 3); the KL estimate is k3 (Schulman, http://joschu.net/blog/kl-approx.html),
+not multiplied by the ratio (TRL's use_bias_correction_kl, on by default there, which changes its gradient and not its
+value). One inner update per batch of draws, so the ratio is exactly 1 and nothing is clipped; it stays in the loss for its
+gradient.
 
 G completions of one prompt, N their tokens one after the other (no padding, so nothing has to be masked), B pairs.
 """

@@ -14,6 +14,7 @@ from stages.files import artifacts
 from stages.files.artifacts import Artifact
 from stages.files.base_record import BaseRecord
 from stages.model.adapters import Adapters
+from stages.model.passes import Completed, passes
 from stages.model.reward_model import ADAPTER_NAME, RewardModel
 from stages.model.sampling import Completion
 
@@ -42,16 +43,21 @@ class Scorer:
     reward_model: RewardModel | None
 
     @torch.no_grad()
-    def rewards(self, prompt: Sequence[int], completions: Sequence[Completion]) -> Tensor:
-        """Rewards of one prompt's completions, float64 [G], on the very tokens that were sampled; leaves every adapter off.
+    def rewards(self, groups: Sequence[tuple[Sequence[int], Sequence[Completion]]]) -> list[Tensor]:
+        """Rewards of several prompts' completions, float64 [G] each, on the very tokens that were sampled; leaves every adapter off.
 
         A reward model reads the end token where one was sampled, and the last token where the completion was truncated.
         """
         if self.reward_model is None:
             length = import_module("stages.rewards.length").length
-            return torch.tensor(length([completion.content for completion in completions]), dtype=torch.float64)
+            return [torch.tensor(length([one.content for one in completions]), dtype=torch.float64) for _, completions in groups]
+        whole = [Completed(prompt, [completion.ids for completion in completions]) for prompt, completions in groups]
+        found: list[Tensor] = []
         with self.adapters.using(self.reward_model.name, then=None):
-            return self.reward_model.scores([[*prompt, *completion.ids] for completion in completions]).double().cpu()
+            for together in passes(whole):
+                scores = self.reward_model.scores([row for number in together for row in whole[number].rows()])
+                found += scores.double().cpu().split([len(whole[number].completions) for number in together])
+        return found
 
 
 def open_source(setting: str, base: BaseRecord) -> RewardSource:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
@@ -20,6 +21,21 @@ logging.disable_progress_bar()  # a bar per loaded file would stand in the log o
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 APPLIED, ABSENT, OFF = "applied", "absent", "off"
+
+
+_LOAD_ERRORS = (
+    OSError,
+    ValueError,
+    KeyError,
+    RuntimeError,
+    ImportError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    SafetensorError,
+    StrictDataclassError,
+)
+"""What transformers raises for a folder whose files are broken or say what cannot be."""
 
 
 class Checkpoint(NamedTuple):
@@ -97,8 +113,17 @@ def load(base: BaseRecord, device: torch.device) -> Checkpoint:
             f"base.model: {folder}, where base.json found the checkpoint, is not there; bring it back or run `dvc repro -f base`"
         )
     tokenizer = _load(AutoTokenizer, folder, base.trust_remote_code)
-    _require_unchanged(folder, fingerprint.digest_checkpoint(folder, _template(tokenizer)), base)
-    model = _load(AutoModelForCausalLM, folder, base.trust_remote_code, dtype=DTYPES[base.precision], use_safetensors=True)
+    ends = end_tokens(folder, _load(AutoConfig, folder, base.trust_remote_code), tokenizer)
+    _require_unchanged(folder, fingerprint.digest_checkpoint(folder, _template(tokenizer)), ends, base)
+    model, told = _load(
+        AutoModelForCausalLM, folder, base.trust_remote_code, dtype=DTYPES[base.precision], use_safetensors=True, output_loading_info=True
+    )
+    if told["missing_keys"]:  # transformers has filled them with random numbers
+        lacking = sorted(told["missing_keys"])
+        raise BaseError(
+            f"base.model: {folder} lacks {len(lacking)} of the weights of {type(model).__name__} ({', '.join(lacking[:3])}); "
+            "a whole causal language model is expected"
+        )
     return Checkpoint(model.to(device).eval().requires_grad_(False), tokenizer)
 
 
@@ -118,7 +143,7 @@ def end_tokens(folder: Path, config: Any, tokenizer: PreTrainedTokenizerBase) ->
     """Every token that ends a completion, the tokenizer's own first: tokenizer, configuration, generation configuration."""
     named: list[Any] = [tokenizer.eos_token_id, config.get_text_config(decoder=True).eos_token_id]
     if (folder / "generation_config.json").is_file():
-        named.append(GenerationConfig.from_pretrained(folder).eos_token_id)
+        named.append(_load(GenerationConfig, folder, False).eos_token_id)
     flat = [token for entry in named for token in (entry if isinstance(entry, list) else [entry]) if token is not None]
     return list(dict.fromkeys(flat))
 
@@ -135,9 +160,10 @@ def _template(tokenizer: PreTrainedTokenizerBase) -> str | None:
     return json.dumps(template, sort_keys=True) if isinstance(template, dict) else template
 
 
-def _require_unchanged(folder: Path, found: Digests, base: BaseRecord) -> None:
+def _require_unchanged(folder: Path, found: Digests, ends: list[int], base: BaseRecord) -> None:
     recorded = Digests(base.weights_sha256, base.config_sha256, base.tokenizer_sha256, base.template_sha256)
     changed = [name for name, now, then in zip(Digests._fields, found, recorded, strict=True) if now != then]
+    changed += ["end tokens"] if ends != base.end_tokens else []
     if changed:
         raise BaseError(
             f"base.model: {folder} has changed since it was recorded ({', '.join(changed)}); "
@@ -158,6 +184,7 @@ def _load(auto: Any, folder: Path, trust_remote_code: bool, **options: Any) -> A
     """transformers' own loading from a folder, offline, with what goes wrong in one line."""
     try:
         return auto.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True, **options)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise BaseError(f"base.model: {folder} cannot be loaded by transformers ({type(error).__name__}: {reason})") from error
+    except _LOAD_ERRORS as error:
+        reason = " ".join(str(error).split())
+        code = "; set base.trust_remote_code=true where you trust the code that comes with it" if "trust_remote_code" in reason else ""
+        raise BaseError(f"base.model: {folder} cannot be loaded by transformers ({type(error).__name__}: {reason[:300]}){code}") from error

@@ -1,8 +1,11 @@
 """The device and the CPU threads that a stage computes with."""
 
+import os
+
 import torch
 
 from stages.core.errors import SettingsError
+from stages.core.progress import say
 from stages.core.settings.runtime import Runtime
 
 
@@ -16,4 +19,5 @@ def prepare(runtime: Runtime) -> torch.device:
     except (RuntimeError, AssertionError, ImportError) as error:
         reason = str(error).splitlines()[0]
         raise SettingsError(f"runtime.device: {runtime.device!r} cannot be used here ({reason}); set runtime.device=cpu") from error
+    say(f"computing on {device} with {torch.get_num_threads()} of {os.cpu_count()} CPU threads (runtime.threads)")
     return device

@@ -13,6 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 PAD = 0
+TOKENS = 4096
+"""Padded tokens of one pass over several groups, at most, unless one group has more."""
 
 
 class TokenScores(NamedTuple):
@@ -24,21 +26,48 @@ class TokenScores(NamedTuple):
     """Entropy of that distribution, nats; without gradient."""
 
 
-def completion_scores(
-    model: PreTrainedModel, prompt: Sequence[int], completions: Sequence[Sequence[int]], temperature: float
-) -> TokenScores:
-    """Scores the tokens of G completions of one prompt, the end token included, with the adapter that is on."""
-    rows = [[*prompt, *completion] for completion in completions]
-    longest = max(map(len, completions))
-    logits = _logits(model, rows, keep=longest + 1)  # [G, longest + 1, V]: from the prompt's last token on
+class Completed(NamedTuple):
+    """A prompt and the G completions that were sampled after it, the end tokens included."""
+
+    prompt: Sequence[int]
+    completions: Sequence[Sequence[int]]
+
+    def rows(self) -> list[list[int]]:
+        """Whole sequences, one per completion."""
+        return [[*self.prompt, *completion] for completion in self.completions]
+
+
+def passes(groups: Sequence[Completed]) -> list[range]:
+    """Which neighbouring groups go through the model together: as many as fit TOKENS, padded, and at least one."""
+    found: list[range] = []
+    start, rows, longest = 0, 0, 0
+    for number, group in enumerate(groups):
+        rows += len(group.completions)
+        longest = max(longest, max(map(len, group.rows())))
+        if number > start and rows * longest > TOKENS:
+            found.append(range(start, number))
+            start, rows, longest = number, len(group.completions), max(map(len, group.rows()))
+    return [*found, range(start, len(groups))] if groups else []
+
+
+def group_scores(model: PreTrainedModel, groups: Sequence[Completed], temperature: float) -> list[TokenScores]:
+    """Scores the tokens of several groups in one pass, with the adapter that is on; one entry per group."""
+    rows = [row for group in groups for row in group.rows()]
+    longest = max(map(len, rows))
+    begins = [len(group.prompt) for group in groups for _ in group.completions]
+    keep = longest - min(begins) + 1
+    logits = _logits(model, rows, keep)  # [rows, keep, V]: from the last token of the shortest prompt on
     device = logits.device
-    picked = torch.tensor([token for completion in completions for token in completion], device=device)
-    row = torch.tensor([number for number, completion in enumerate(completions) for _ in completion], device=device)
-    place = torch.tensor([place for completion in completions for place in range(len(completion))], device=device)
-    distribution = torch.log_softmax(logits[row, place].float() / temperature, dim=-1)  # [N, V]
+    # the token at place p is predicted at p - 1
+    spots = [(number, place) for number, row in enumerate(rows) for place in range(begins[number], len(row))]
+    row, place = torch.tensor(spots, device=device).T
+    picked = torch.tensor([rows[number][place] for number, place in spots], device=device)
+    distribution = torch.log_softmax(logits[row, place - 1 - (longest - keep)].float() / temperature, dim=-1)  # [N, V]
     with torch.no_grad():
         entropy = -(distribution.exp() * distribution).sum(-1)
-    return TokenScores(distribution.gather(-1, picked[:, None])[:, 0], entropy)
+    log_probs = distribution.gather(-1, picked[:, None])[:, 0]
+    sizes = [sum(map(len, group.completions)) for group in groups]
+    return [TokenScores(*parts) for parts in zip(log_probs.split(sizes), entropy.split(sizes), strict=True)]
 
 
 def last_hidden(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Tensor:

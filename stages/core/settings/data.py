@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from stages.core.settings.schema import at_least, not_empty, setting
+from stages.core.settings import schema
+from stages.core.settings.schema import not_empty, setting
 
 
 def _fraction(value: float) -> str | None:
@@ -19,5 +20,5 @@ class Data:
     """Pairs file, under data/."""
     heldout_fraction: float = setting(_fraction)
     """Share of prompts, and of pairs, kept from training, in [0, 1); chosen by a hash of the prompt."""
-    seed: int = setting(at_least(0, "a seed is a whole number of zero or more"))
+    seed: int = setting(schema.seed)
     """Another seed holds out other rows."""

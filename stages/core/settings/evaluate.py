@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from stages.core.settings import schema
 from stages.core.settings.schema import above, at_least, finite_from_zero, setting
 
 
@@ -19,7 +20,7 @@ class Evaluate:
     """Tokens that a completion may have, its end token included."""
     max_sequence: int = setting(at_least(1, "max_sequence must be at least one token"))
     """Tokens of a rendered prompt, or of a pair's side; longer ones are skipped whole and counted."""
-    seed: int = setting(at_least(0, "a seed is a whole number of zero or more"))
+    seed: int = setting(schema.seed)
     """Seed of the draws and of the bootstrap."""
     bootstrap: int = setting(at_least(1, "bootstrap must be at least one resample"))
     """Resamples behind each 95% interval."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from stages.core.settings import adapter
+from stages.core.settings import adapter, schema
 from stages.core.settings.schema import above, at_least, finite_above_zero, finite_from_zero, not_empty, one_of, setting
 
 GRPO = "group-relative policy optimization requires "
@@ -50,5 +50,5 @@ class Grpo:
     """Tokens of a rendered prompt; a longer one is skipped whole and counted."""
     empty_completions: str = setting(one_of("refuse", "score"))
     """What becomes of a group in which a completion is a lone end token: refused and counted, or scored with length 0."""
-    seed: int = setting(adapter.seed)
+    seed: int = setting(schema.seed)
     """Seed of the adapter's start and of every draw."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from stages.core.settings import adapter
+from stages.core.settings import adapter, schema
 from stages.core.settings.schema import at_least, finite_above_zero, setting
 
 RM = "reward modeling requires "
@@ -36,5 +36,5 @@ class Reward:
     """Pairs per forward pass; changes no number beyond rounding."""
     max_sequence: int = setting(at_least(2, "max_sequence must be at least two tokens"))
     """Tokens of a whole side; a pair with a longer side is skipped whole and counted."""
-    seed: int = setting(adapter.seed)
+    seed: int = setting(schema.seed)
     """Seed of the adapter's start and of the order of the pairs."""

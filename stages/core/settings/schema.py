@@ -27,6 +27,9 @@ NEAR = 0.6
 SHOWN_CHARACTERS = 60
 """How much of a value is repeated in a message."""
 
+MAX_SEED = 2**63 - 1
+"""The largest seed that every generator in use takes."""
+
 _FOUND: dict[type, str] = {
     bool: "a boolean",
     int: "a whole number",
@@ -72,6 +75,11 @@ def within(low: float, high: float, otherwise: str) -> Check:
 def above(low: float, high: float, otherwise: str) -> Check:
     """Passes values above `low`, up to and including `high`."""
     return lambda value: None if low < value <= high else otherwise
+
+
+def seed(value: int) -> str | None:
+    """Passes whole numbers that a generator can be seeded with."""
+    return None if 0 <= value <= MAX_SEED else f"a seed is a whole number from 0 to {MAX_SEED}"
 
 
 def one_of(*allowed: str) -> Check:

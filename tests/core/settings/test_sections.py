@@ -16,6 +16,7 @@ CONF = Path(__file__).parents[3] / "conf"
 GRPO = "group-relative policy optimization requires "
 RM = "reward modeling requires "
 OPTIONS = {"base": "toy"}
+SEEDED = ("base", "data", "reward", "grpo", "evaluate")
 
 
 FILES = {section: CONF / section / f"{OPTIONS.get(section, 'default')}.yaml" for section in SECTIONS}
@@ -80,6 +81,7 @@ def test_the_checkpoint_options_have_every_key_of_a_checkpoint(option):
         ("evaluate.bootstrap", 0, "bootstrap must be at least one resample"),
         *[("data.heldout_fraction", bad, "heldout_fraction must be zero or more and below one") for bad in (1, -0.1, float("nan"))],
         ("runtime.threads", 0, "threads must be at least one, or null"),
+        *[(f"{section}.seed", bad, f"a seed is a whole number from 0 to {2**63 - 1}") for section in SEEDED for bad in (-1, 2**63)],
         ("base.precision", "f64", "expected one of f32, f16, bf16"),
         ("base.chat_template", "on", "expected one of auto, off"),
     ],
@@ -96,7 +98,6 @@ def test_a_value_out_of_range_is_refused_with_key_phrase_and_value(key, value, p
     ("key", "value"),
     [
         ("grpo.beta", 0),
-        ("grpo.seed", 0),
         ("grpo.warmup_steps", 0),
         ("grpo.weight_decay", 0),
         ("grpo.temperature", 0.001),
@@ -110,7 +111,7 @@ def test_a_value_out_of_range_is_refused_with_key_phrase_and_value(key, value, p
         ("evaluate.temperature", 0),
         ("data.heldout_fraction", 0),
         ("base.fit_steps", 0),
-        ("base.seed", 0),
+        *[(f"{section}.seed", edge) for section in SEEDED for edge in (0, 2**63 - 1)],
         ("runtime.threads", 1),
     ],
 )

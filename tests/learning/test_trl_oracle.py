@@ -1,0 +1,160 @@
+"""TRL's own trainers as oracles: their losses, on a fixed batch and the same weights, and the gradients of those.
+
+GRPO: with loss_type="grpo" both average a completion's tokens first and the completions then, use k3 and have a ratio of 1.
+They differ in the advantages, so TRL is handed ours: it divides by the sample's deviation (ddof 1) plus 1e-4, ours by the
+population's with no epsilon. TRL also multiplies its KL term by the ratio unless use_bias_correction_kl=False, which leaves the
+loss and changes its gradient. Its reported kl and entropy are means over all tokens of the batch, ours are weighted as in the
+loss; and its numbers are float32 throughout.
+"""
+
+import warnings
+
+import pytest
+import torch
+
+from stages.learning import grpo_loop
+from stages.learning.grpo_loop import Group
+from stages.learning.objective import group_advantages
+from stages.learning.reward_loop import _accumulate
+from stages.model import passes, toy
+from stages.model.adapters import Adapters
+from stages.model.reward_model import RewardModel
+from tests.learning import runs
+from tests.learning.runs import BEGIN, cut, ended, ids
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of what TRL imports
+    from datasets import Dataset
+    from transformers import LlamaForSequenceClassification
+    from trl import GRPOConfig, GRPOTrainer, RewardConfig, RewardTrainer
+
+TEMPERATURE = 0.7
+PROMPT = [BEGIN, *ids("the friend hides the key .")]
+COMPLETIONS = [
+    ended(*ids("please rest .")),
+    ended(),
+    cut(*ids("just leave now . you are useless")),
+    ended(*ids("we can wait together .")),
+]
+REWARDS = [0.5, -1.25, 3.0, 0.0]
+
+
+def quiet(build):
+    """What a trainer warns of when it is built is its own affair."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return build()
+
+
+@pytest.fixture
+def policy():
+    adapted = Adapters(runs.frozen_toy())
+    adapted.add_fresh("policy", runs.toy_plan(adapted.model), 3)
+    runs.warm(adapted, "policy")
+    return adapted
+
+
+def padded(rows, fill):
+    longest = max(map(len, rows))
+    return torch.tensor([[*row, *[fill] * (longest - len(row))] for row in rows])
+
+
+def trl_grpo_loss(adapted, tmp_path, beta, rewards):
+    config = {
+        "output_dir": str(tmp_path),
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": [],
+        "per_device_train_batch_size": 4,
+        "num_generations": 4,
+        "loss_type": "grpo",
+        "temperature": TEMPERATURE,
+        "use_bias_correction_kl": False,
+        "beta": 0.0,  # above zero it would load the reference by its name; here both sides are one model
+    }
+    trainer = quiet(
+        lambda: GRPOTrainer(
+            model=adapted.model,
+            reward_funcs=lambda **_: [0.0],
+            args=GRPOConfig(**config),
+            train_dataset=Dataset.from_list([{"prompt": "the"}] * 4),
+            processing_class=toy.tokenizer(),
+        )
+    )
+    trainer.beta = beta
+    completions = [completion.ids for completion in COMPLETIONS]
+    inputs = {
+        "prompt_ids": torch.tensor([PROMPT] * 4),
+        "prompt_mask": torch.ones(4, len(PROMPT), dtype=torch.long),
+        "completion_ids": padded(completions, 0),
+        "completion_mask": padded([[1] * len(completion) for completion in completions], 0),
+        "advantages": group_advantages(torch.tensor(rewards, dtype=torch.float64)).values().float(),
+    }
+    whole = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+    mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+    with torch.no_grad():
+        adapted.use(None)
+        reference, _, _ = trainer._get_per_token_logps_and_entropies(adapted.model, whole, mask, inputs["completion_ids"].shape[1])
+    adapted.use("policy")
+    return trainer._compute_loss(adapted.model, {**inputs, "ref_per_token_logps": reference}), trainer
+
+
+@pytest.mark.parametrize(("beta", "rewards"), [(0.04, REWARDS), (0.0, REWARDS), (2.0, [1.0] * 4)])
+def test_the_grpo_loss_and_its_gradient_are_those_of_trl(policy, tmp_path, beta, rewards):
+    factors = list(policy.factors("policy").values())
+    theirs, trainer = trl_grpo_loss(policy, tmp_path, beta, rewards)
+    their_gradient = torch.autograd.grad(theirs, factors)
+    policy.use("policy")
+    group = Group(0, PROMPT, COMPLETIONS, torch.tensor(rewards, dtype=torch.float64))
+    (figures,) = grpo_loop._back_propagate(policy, [group], runs.grpo_settings(beta=beta, temperature=TEMPERATURE), "iteration 1/1")
+    assert figures.loss == pytest.approx(theirs.item(), rel=1e-5, abs=1e-6)
+    for factor, expected in zip(factors, their_gradient, strict=True):
+        assert (factor.grad - expected).norm() <= 1e-4 * expected.norm() + 1e-8
+    assert max(expected.norm() for expected in their_gradient) > 1e-2
+
+    # the mean over all tokens, as theirs is
+    scores = passes.group_scores(policy.model, [passes.Completed(PROMPT, [completion.ids for completion in COMPLETIONS])], TEMPERATURE)[0]
+    assert trainer._metrics["eval"]["entropy"] == [pytest.approx(scores.entropy.mean().item(), rel=1e-5)]
+
+
+def test_the_pairwise_loss_and_its_gradient_are_those_of_trls_reward_trainer(tmp_path):
+    adapted = Adapters(runs.frozen_toy())
+    reward_model = RewardModel.fresh(adapted, runs.toy_plan(adapted.model), 3)
+    runs.warm(adapted, "reward")
+    with torch.no_grad():
+        reward_model.head.copy_(torch.randn(1, 64, generator=torch.Generator().manual_seed(4)))
+    pairs = runs.calm_pairs(9)
+
+    # transformers' own scalar head on the same decoder, read at the last token that is no pad
+    config = adapted.model.config
+    config.num_labels, config.pad_token_id = 1, toy.IDS[toy.UNKNOWN]
+    classifier = LlamaForSequenceClassification(config).eval()
+    classifier.model = adapted.model.model
+    classifier.score.weight = reward_model.head
+    tokenizer = toy.tokenizer()
+    tokenizer.pad_token = toy.UNKNOWN
+    trainer = quiet(
+        lambda: RewardTrainer(
+            model=classifier,
+            args=RewardConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to=[], eos_token=toy.END, pad_token=toy.UNKNOWN),
+            train_dataset=Dataset.from_list([{"chosen": "please rest", "rejected": "just leave"}]),
+            processing_class=tokenizer,
+        )
+    )
+    rows = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
+    inputs = {"input_ids": padded(rows, toy.IDS[toy.UNKNOWN]), "attention_mask": padded([[1] * len(row) for row in rows], 0)}
+    adapted.use("reward")
+    theirs = trainer.compute_loss(classifier, inputs)
+    trainable = list(reward_model.trainable().values())
+    their_gradient = torch.autograd.grad(theirs, trainable)
+    assert trainer._metrics["eval"]["accuracy"] == [pytest.approx(accuracy(reward_model, pairs))]
+
+    chosen, rejected = _accumulate(reward_model, pairs, batch_size=4)
+    assert torch.nn.functional.softplus(rejected - chosen).mean().item() == pytest.approx(theirs.item(), rel=1e-5)
+    for parameter, expected in zip(trainable, their_gradient, strict=True):
+        assert (parameter.grad - expected).norm() <= 1e-4 * expected.norm() + 1e-8
+
+
+def accuracy(reward_model, pairs):
+    with torch.no_grad():
+        return sum(bool(chosen > rejected) for chosen, rejected in (reward_model.scores(list(pair)) for pair in pairs)) / len(pairs)

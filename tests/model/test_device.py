@@ -1,0 +1,36 @@
+"""The device and the threads of a stage."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from stages.core.errors import SettingsError
+from stages.core.settings.runtime import Runtime
+from stages.model import device
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[int]:
+    before = torch.get_num_threads()
+    yield before
+    torch.set_num_threads(before)
+
+
+def test_the_cpu_is_returned_and_null_threads_leave_torchs_own_choice(threads: int):
+    assert device.prepare(Runtime(device="cpu", threads=None)) == torch.device("cpu")
+    assert torch.get_num_threads() == threads
+
+
+def test_the_number_of_threads_is_set():
+    device.prepare(Runtime(device="cpu", threads=3))
+    assert torch.get_num_threads() == 3
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:99", "mps:7", "meta", "cpu:x", "xpu", "hpu", "privateuseone", "cuda:-1", "vulkan"])
+def test_a_device_that_this_machine_does_not_have_is_refused_in_one_line_that_names_the_key(name: str):
+    with pytest.raises(SettingsError) as caught:
+        device.prepare(Runtime(device=name, threads=None))
+    (line,) = caught.value.lines()
+    assert line.startswith(f"runtime.device: {name!r} cannot be used here (")
+    assert line.endswith("; set runtime.device=cpu")

@@ -1,0 +1,226 @@
+"""Sampling: the choice of one token by hand, and whole completions against a plain loop that keeps no cache."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, PreTrainedModel
+
+from stages.core.errors import BaseError
+from stages.model.draws import uniforms
+from stages.model.sampling import Completion, NotFiniteError, choose, sample
+from tests import tiny
+
+NEVER = [tiny.VOCABULARY]
+"""An end token that no model here can write."""
+ALMOST_ONE = 1 - 2**-53
+"""The largest number that a uniform draw can be."""
+
+
+def pick(probabilities: list[float], uniform: float, temperature: float = 1.0, top_p: float = 1.0) -> int:
+    logits = torch.tensor([probabilities], dtype=torch.float64).log().float()
+    return int(choose(logits, torch.tensor([uniform], dtype=torch.float64), temperature, top_p))
+
+
+@pytest.mark.parametrize(
+    ("uniform", "token"),
+    [(0.0, 0), (0.24, 0), (0.26, 1), (0.74, 1), (0.76, 2), (ALMOST_ONE, 2)],
+)
+def test_the_token_is_the_first_whose_cumulated_probability_exceeds_the_draw(uniform: float, token: int):
+    # Cumulated in the vocabulary's order: 0.25, 0.75, 1.
+    assert pick([0.25, 0.5, 0.25], uniform) == token
+
+
+@pytest.mark.parametrize(("uniform", "token"), [(0.0, 1), (0.49, 1), (0.51, 3), (ALMOST_ONE, 3), (1.0, 3)])
+def test_a_token_of_zero_probability_is_never_drawn_at_any_end(uniform: float, token: int):
+    assert pick([0.0, 0.5, 0.0, 0.5, 0.0], uniform) == token
+
+
+@pytest.mark.parametrize(
+    ("top_p", "kept"),
+    [
+        (0.1, {1}),  # 0.45 reaches it alone
+        (0.44, {1}),
+        (0.46, {1, 3}),  # 0.45 does not, 0.45 + 0.3 does
+        (0.74, {1, 3}),
+        (0.76, {0, 1, 3}),  # 0.75 does not, 0.75 + 0.2 does
+        (0.94, {0, 1, 3}),
+        (0.96, {0, 1, 2, 3}),
+        (1.0, {0, 1, 2, 3}),
+    ],
+)
+def test_the_nucleus_is_the_smallest_set_of_likely_tokens_that_reaches_top_p(top_p: float, kept: set[int]):
+    draws = [*np.linspace(0, 1, 200, endpoint=False), ALMOST_ONE]
+    assert {pick([0.2, 0.45, 0.05, 0.3], uniform, top_p=top_p) for uniform in draws} == kept
+
+
+@pytest.mark.parametrize(("uniform", "token"), [(0.59, 1), (0.61, 3)])
+def test_within_the_nucleus_the_odds_stay_as_they_were(uniform: float, token: int):
+    # Of 0.45 and 0.3 the first has 0.45 / 0.75 = 0.6.
+    assert pick([0.2, 0.45, 0.05, 0.3], uniform, top_p=0.5) == token
+
+
+def test_equally_likely_tokens_enter_the_nucleus_in_the_vocabularys_order():
+    # Two of the four reach 0.5: the first two, halved at 0.5.
+    assert [pick([0.25] * 4, uniform, top_p=0.5) for uniform in (0.0, 0.49, 0.51, ALMOST_ONE)] == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(("uniform", "token"), [(0.09, 0), (0.11, 1), (0.89, 1), (0.91, 2)])
+def test_the_temperature_divides_the_logits(uniform: float, token: int):
+    # Halving it squares the odds: 1 : sqrt(8) : 1 becomes 1 : 8 : 1, cumulated 0.1, 0.9, 1.
+    probabilities = [0.2, 0.2 * 8**0.5, 0.2]
+    assert pick(probabilities, uniform, temperature=0.5) == token
+
+
+def test_a_temperature_of_zero_takes_the_likeliest_and_one_near_zero_does_so_at_every_draw():
+    logits = torch.tensor([[0.0, 60.0, 59.0, -1e4]])
+    for uniform in (0.0, 0.5, ALMOST_ONE):
+        draw = torch.tensor([uniform], dtype=torch.float64)
+        assert int(choose(logits, draw, 0.0, 0.5)) == 1
+        assert int(choose(logits, draw, 0.001, 1.0)) == 1
+        assert int(choose(logits, draw, 1e-60, 1.0)) == 1
+
+
+def test_tokens_come_as_often_as_their_probability_says():
+    probabilities = torch.tensor([0.5, 0.25, 0.125, 0.1, 0.025])
+    draws = np.concatenate([uniforms(0, 1, 2, draw, 1) for draw in range(4_000)])
+    tokens = choose(probabilities.log().expand(4_000, -1), torch.from_numpy(draws), 1.0, 1.0)
+    found = torch.bincount(tokens, minlength=5)
+    # Five deviations of each count, sqrt(n p (1 - p)): odds of a false alarm under another seed below 3e-6.
+    margin = 5 * (4_000 * probabilities * (1 - probabilities)).sqrt()
+    assert ((found - 4_000 * probabilities).abs() < margin).all()
+
+
+def draws(prompts: int, group: int, limit: int, seed: int = 0) -> NDArray[np.float64]:
+    return np.array([[uniforms(seed, 1, index, draw, limit) for draw in range(group)] for index in range(prompts)])
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    return np.random.default_rng(seed).integers(3, tiny.VOCABULARY, count).tolist()
+
+
+def plainly(model: PreTrainedModel, prompt: list[int], uniform: NDArray[np.float64], temperature: float, top_p: float) -> list[int]:
+    """A completion by running the whole text through the model for every token, and a loop over a sorted distribution."""
+    ids: list[int] = []
+    for number in uniform:
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([prompt + ids])).logits[0, -1].float()
+        probabilities = torch.softmax(logits / temperature, -1).tolist()
+        kept: list[int] = []
+        for token in sorted(range(len(probabilities)), key=lambda token: -probabilities[token]):
+            if sum(probabilities[other] for other in kept) >= top_p:
+                break
+            kept.append(token)
+        wanted = number * sum(probabilities[token] for token in kept)
+        mass = 0.0
+        for token in sorted(kept):
+            mass += probabilities[token]
+            if mass > wanted:
+                break
+        ids.append(token)
+    return ids
+
+
+@pytest.mark.parametrize("kind", tiny.EVERY)
+def test_cached_decoding_of_ragged_prompts_is_the_plain_loop_without_a_cache(kind: str):
+    model = tiny.model(kind)
+    prompts = [tokens(1, 1), tokens(3, 2), tokens(40, 3)]
+    uniform = draws(3, 2, 6)
+    found = sample(model, prompts, uniform, 0.7, 0.9, NEVER)
+    for row, prompt in enumerate(prompts):
+        draw = row % 2
+        assert found[row][draw] == Completion(plainly(model, prompt, uniform[row, draw], 0.7, 0.9), ended=False)
+
+
+def test_a_batch_of_prompts_gives_each_what_it_gets_alone():
+    model = tiny.model("gpt2")
+    prompts = [tokens(count, count) for count in (40, 2, 17, 1)]
+    uniform = draws(4, 3, 8)
+    together = sample(model, prompts, uniform, 1.0, 0.95, [tiny.IDS[tiny.END]])
+    for row, prompt in enumerate(prompts):
+        draw = row % 3
+        alone = sample(model, [prompt], uniform[row : row + 1, draw : draw + 1], 1.0, 0.95, [tiny.IDS[tiny.END]])
+        assert alone == [[together[row][draw]]]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_greedy_decoding_is_what_transformers_generates(kind: str):
+    model = tiny.model(kind)
+    prompt = tokens(5, 5)
+    settings = GenerationConfig(max_new_tokens=20, do_sample=False, eos_token_id=NEVER, pad_token_id=0)
+    expected = model.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, 5), generation_config=settings)[0, 5:].tolist()
+    assert sample(model, [prompt], draws(1, 1, 20), 0.0, 1.0, NEVER) == [[Completion(expected, ended=False)]]
+
+
+def test_the_checkpoints_generation_config_changes_no_token(tmp_path: Path):
+    folder = tiny.save(tmp_path / "base")
+    found = []
+    for settings in ({}, {"do_sample": True, "top_k": 1, "top_p": 0.01, "repetition_penalty": 1.8, "temperature": 0.01}):
+        GenerationConfig(**settings).save_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(folder).eval()
+        assert model.generation_config.top_k == settings.get("top_k")
+        found.append(sample(model, [tokens(4, 4)], draws(1, 8, 16), 1.0, 1.0, NEVER)[0])
+    assert found[0] == found[1]
+    assert len({tuple(completion.ids) for completion in found[1]}) >= 6
+
+
+def test_every_end_token_ends_a_completion_and_nothing_after_it_is_kept():
+    model = tiny.model()
+    prompts, uniform = [tokens(3, 1), tokens(6, 2)], draws(2, 2, 12)
+    whole = [completion.ids for group in sample(model, prompts, uniform, 1.0, 1.0, NEVER) for completion in group]
+    ends = [whole[0][2], whole[3][5]]
+    found = [completion for group in sample(model, prompts, uniform, 1.0, 1.0, ends) for completion in group]
+    for ids, completion in zip(whole, found, strict=True):
+        places = [place for place, token in enumerate(ids) if token in ends]
+        assert completion == (Completion(ids[: places[0] + 1], ended=True) if places else Completion(ids, ended=False))
+    assert found[0].ended
+    assert {completion.ids[-1] for completion in found if completion.ended} == set(ends)
+
+
+def test_the_end_token_counts_as_an_action_but_not_in_the_length():
+    ended, truncated, empty = Completion([7, 8, 2], ended=True), Completion([7, 8, 9], ended=False), Completion([2], ended=True)
+    assert [completion.length for completion in (ended, truncated, empty)] == [2, 3, 0]
+    assert [completion.content for completion in (ended, truncated, empty)] == [[7, 8], [7, 8, 9], []]
+    assert [completion.empty for completion in (ended, truncated, empty)] == [False, False, True]
+
+
+def test_decoding_stops_when_every_completion_has_ended(monkeypatch: pytest.MonkeyPatch):
+    model = tiny.model()
+    prompt, uniform = tokens(3, 1), draws(1, 1, 12)
+    ids = sample(model, [prompt], uniform, 1.0, 1.0, NEVER)[0][0].ids
+    steps: list[Tensor] = []
+    model.lm_head.register_forward_hook(lambda _module, _inputs, output: steps.append(output))
+    sample(model, [prompt], uniform, 1.0, 1.0, [ids[0]])
+    assert len(steps) == 1
+
+
+def test_a_distribution_that_is_not_finite_is_named_by_prompt_draw_and_position():
+    model = tiny.model(tie_word_embeddings=False)
+    prompts, uniform = [[6, 7], [8, 9]], draws(2, 2, 6)
+    whole = sample(model, prompts, uniform, 1.0, 1.0, NEVER)
+    first = [[completion.ids[0] for completion in group] for group in whole]
+    poisoned = first[1][1]  # what draw 1 of prompt 1 writes first, and reads before its second token
+    assert poisoned not in [6, 7, 8, 9, first[0][0], first[0][1], first[1][0]]
+    with torch.no_grad():
+        model.get_input_embeddings().weight[poisoned] = torch.nan
+    with pytest.raises(NotFiniteError) as caught:
+        sample(model, prompts, uniform, 1.0, 1.0, NEVER)
+    assert (caught.value.prompt, caught.value.draw, caught.value.position) == (1, 1, 1)
+    assert caught.value.lines() == ["prompt 1, draw 1, position 1: the model's distribution is not finite"]
+    # One that had ended before is no longer looked at.
+    assert sample(model, prompts, uniform[:, :, :2], 1.0, 1.0, [poisoned])[1][1] == Completion([poisoned], ended=True)
+
+
+@pytest.mark.parametrize("kind", ["rwkv", "mamba", "openai-gpt"])
+def test_an_architecture_without_a_cache_of_keys_and_values_is_refused_and_not_sampled_wrongly(kind: str):
+    with pytest.raises(BaseError, match=f"^base.model: {kind} does not decode with a plain cache of keys and values"):
+        sample(tiny.model(kind), [[6, 7]], draws(1, 1, 2), 1.0, 1.0, NEVER)
+
+
+def test_the_cache_is_the_one_that_the_architecture_asks_for():
+    # A window of 6 must survive the cache of a prompt of 40: layers of both kinds get their own.
+    layers = DynamicCache(config=tiny.model("gemma3_text").config).layers
+    assert [layer.is_sliding for layer in layers] == [True, False]
