@@ -101,6 +101,7 @@ def test_an_edit_in_conf_is_composed(project):
     assert run()["changed"] == {"grpo.beta": {"from": 0.04, "to": 0.05}}
 
 
+@pytest.mark.slow
 def test_drop_takes_one_back_and_reset_all(project):
     run("grpo.beta=0.1", "reward=large", "grpo.seed=3")
     assert run("--drop", "reward", "grpo.seed")["overrides"] == ["grpo.beta=0.1"]
@@ -108,12 +109,14 @@ def test_drop_takes_one_back_and_reset_all(project):
     assert active() == []
 
 
+@pytest.mark.slow
 def test_a_call_can_add_and_drop_and_start_from_none(project):
     run("grpo.beta=0.1", "reward=large")
     assert run("grpo.seed=3", "--drop", "reward")["overrides"] == ["grpo.beta=0.1", "grpo.seed=3"]
     assert run("--reset", "grpo.rank=4")["overrides"] == ["grpo.rank=4"]
 
 
+@pytest.mark.slow
 def test_files_that_would_not_change_are_not_written(project):
     run("grpo.beta=0.1")
     Path("conf/overrides.yaml").write_text("overrides: [grpo.beta=0.1]  # mine\n")
@@ -186,6 +189,7 @@ def test_an_option_that_dvc_wrote_over_a_section_is_refused_once_with_its_call(p
     assert "run python -m stages.compose reward=large;" in line
 
 
+@pytest.mark.slow
 def test_discarding_an_edit_is_removing_the_file(project):
     composed = Path("params.yaml").read_bytes()
     edit("params.yaml", "beta: 0.04", "beta: 0.3")
@@ -222,6 +226,7 @@ def test_a_file_that_is_not_there_or_cannot_be_read_is_composed_anew_and_said(pr
     assert captured.err.endswith(": composed anew\n")
 
 
+@pytest.mark.slow
 def test_the_active_overrides_are_on_stderr_each_time(project, capsys):
     run("grpo.beta=0.1", "reward=large")
     run()
@@ -230,6 +235,7 @@ def test_the_active_overrides_are_on_stderr_each_time(project, capsys):
     assert capsys.readouterr().err == "overrides: none\n"
 
 
+@pytest.mark.slow
 def test_as_a_process_it_prints_one_document_and_refuses_on_stderr_with_exit_2(project):
     done = process(project, "grpo.beta=0.1")
     assert (done.returncode, done.stderr) == (0, "overrides: grpo.beta=0.1\n")
@@ -247,6 +253,7 @@ def test_as_a_process_it_prints_one_document_and_refuses_on_stderr_with_exit_2(p
     assert (done.returncode, done.stdout.startswith("Stage compose: "), done.stderr) == (0, True, "")
 
 
+@pytest.mark.slow
 def test_composing_imports_no_torch(project):
     code = "import sys, stages.compose; print({'torch', 'transformers', 'numpy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True)

@@ -16,6 +16,8 @@ from stages.files import artifacts, records
 from stages.files.records import Pair, Prompt
 from tests.stage_settings import run, written
 
+pytestmark = pytest.mark.slow
+
 PAIRS = "accuracy accuracy_low accuracy_high tied_pairs mean_score_margin mean_score_margin_low mean_score_margin_high".split()
 GAIN = "base_mean_reward policy_mean_reward reward_gain reward_gain_low reward_gain_high win_rate win_rate_low win_rate_high".split()
 PROMPTS = [

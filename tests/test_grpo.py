@@ -22,6 +22,8 @@ from stages.model.sampling import Completion
 from tests import tiny
 from tests.stage_settings import run, written
 
+pytestmark = pytest.mark.slow
+
 REPORT = (
     "reward prompts trained_prompts skipped_long refused_groups group iterations steps planned_steps beta trainable_tensors "
     "trainable_parameters first_loss final_loss mean_reward mean_kl policy_loss max_new_tokens temperature top_p seed rank alpha "

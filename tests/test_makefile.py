@@ -12,6 +12,8 @@ import pytest
 
 from tests.imports import ROOT
 
+pytestmark = pytest.mark.slow
+
 PYTHON = """#!/bin/sh
 if [ "$1 $2" = "-m pip" ]; then
   echo "$*" >> "$(dirname "$0")/pip.log"

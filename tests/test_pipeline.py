@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from tests.imports import ROOT
+
+pytestmark = pytest.mark.slow
 
 
 def dvc(folder: Path, *arguments: str) -> str:

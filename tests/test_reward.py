@@ -24,6 +24,8 @@ from stages.model.rendering import Renderer
 from stages.model.reward_model import RewardModel
 from tests.stage_settings import run, written
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[1]
 REPORT = (
     "trait_name pairs trained_pairs skipped_long epochs steps trainable_tensors trainable_parameters first_loss final_loss "

@@ -18,6 +18,8 @@ from stages.model.reward_model import RewardModel
 from tests.learning import runs
 from tests.learning.runs import END, Written, base_record, cut, ended, evaluate_settings, fitting_prompts
 
+pytestmark = pytest.mark.slow
+
 MANY_ENDS = tuple(range(1, 21))
 """A third of the vocabulary ends a completion, so that some are empty and lengths differ."""
 

@@ -18,6 +18,8 @@ from stages.model.reward_model import RewardModel
 from tests.learning import runs
 from tests.learning.runs import Written, cut, ended, fitting_prompts, train_policy
 
+pytestmark = pytest.mark.slow
+
 HISTORY = (
     "iteration",
     "groups",

@@ -19,6 +19,8 @@ from stages.model.reward_model import RewardModel
 from tests.learning import runs
 from tests.learning.runs import calm_pairs, train_reward
 
+pytestmark = pytest.mark.slow
+
 LN2_FLOAT32 = 0.6931471824645996
 
 
