@@ -11,8 +11,7 @@ from stages.core import layout, runner
 from stages.core.runner import Document
 from stages.core.settings.export import Export
 from stages.core.settings.runtime import Runtime
-from stages.files import artifacts, base_record
-from stages.model import peft_folder
+from stages.files import artifacts, base_record, peft_folder
 
 
 @dataclass(frozen=True)

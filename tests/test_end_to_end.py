@@ -1,16 +1,14 @@
-"""The pipeline as a person runs it: `dvc repro` in clones, what reruns after which change, same bytes, and what the toy learns."""
+"""The pipeline as a person runs it: `dvc repro` in clones, what reruns after which change, and the same bytes for the same seed."""
 
 import hashlib
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests import toy_language
 from tests.conftest import copy_project, git
 
 pytestmark = pytest.mark.slow
@@ -50,23 +48,15 @@ def report(folder: Path, stage: str) -> dict:
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A clone whose pipeline has run once with the small settings, committed."""
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone whose pipeline has run once with the small settings, committed; what it wrote then is in `digests.json` beside it."""
     folder = tmp_path_factory.mktemp("small") / "clone"
     copy_project(folder)
     compose(folder, *SMALL)
     repro(folder)
+    (folder.parent / "digests.json").write_text(json.dumps(digests(folder)), encoding="utf-8")
     git(folder, "add", "--all")
     git(folder, "commit", "--quiet", "--message=run")
-    yield folder
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clone whose pipeline has run once as it is committed."""
-    folder = tmp_path_factory.mktemp("whole") / "clone"
-    copy_project(folder)
-    repro(folder)
     return folder
 
 
@@ -100,44 +90,18 @@ def test_a_change_reruns_what_depends_on_it_and_nothing_else(small: Path):
     assert (small / "artifacts/reward/reward.safetensors").read_bytes() == kept
     compose(small, "reward.rank=4")
     assert repro(small) == {"compose", "reward", "grpo", "evaluate", "export"}
-    compose(small, "evaluate.samples=2")
-    assert repro(small) == {"compose", "evaluate"}
-    compose(small, "runtime.threads=2")
-    assert repro(small) == {"compose"}
-    with (small / "conf/grpo/default.yaml").open("a", encoding="utf-8") as stream:
-        stream.write("# a remark\n")
-    assert repro(small) == {"compose"}
-    compose(small, "base.seed=2")
-    assert repro(small) == {"compose", "base", "reward", "grpo", "evaluate", "export"}
-    compose(small, "data.seed=3")
-    assert repro(small) == {"compose", "validate", "reward", "grpo", "evaluate", "export"}
-
-
-def test_an_edit_in_conf_alone_is_enough_for_one_plain_repro(small: Path):
+    # by an edit in conf/ alone: plain dvc repro composes first
     settings = small / "conf/evaluate/default.yaml"
     settings.write_text(settings.read_text(encoding="utf-8").replace("seed: 7", "seed: 8"), encoding="utf-8")
     assert repro(small) == {"compose", "evaluate"}
-
-
-def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path: Path):
-    first, second = tmp_path / "first", tmp_path / "second"
-    for folder in (first, second):
-        copy_project(folder)
-        compose(folder, *SMALL)
-        repro(folder)
-    assert digests(first) == digests(second)
-    compose(second, "reward.seed=7", "grpo.seed=7", "evaluate.seed=9")
-    repro(second)
-    before, after = digests(first), digests(second)
-    moved = {name for name in before if before[name] != after[name]}
-    assert {
-        "artifacts/reward/reward.safetensors",
-        "artifacts/grpo/policy.safetensors",
-        "artifacts/evaluate/samples.jsonl",
-        "artifacts/export/policy/adapter_model.safetensors",
-        *(f"reports/{stage}.json" for stage in ("reward", "grpo", "evaluate")),
-    } <= moved
-    assert not {name for name in moved if name.startswith(("artifacts/base", "artifacts/validate"))}
+    compose(small, "runtime.threads=2")
+    with (small / "conf/grpo/default.yaml").open("a", encoding="utf-8") as stream:
+        stream.write("# a remark\n")
+    assert repro(small) == {"compose"}
+    compose(small, "runtime.threads=1", "base.seed=2")
+    assert repro(small) == {"compose", "base", "reward", "grpo", "evaluate", "export"}
+    compose(small, "data.seed=3")
+    assert repro(small) == {"compose", "validate", "reward", "grpo", "evaluate", "export"}
 
 
 def test_what_a_run_writes_names_no_place_on_this_machine(small: Path):
@@ -147,46 +111,35 @@ def test_what_a_run_writes_names_no_place_on_this_machine(small: Path):
         assert str(Path.home()).encode() + b"/" not in content, name
 
 
-def test_the_base_writes_whole_sentences(whole: Path):
-    """At temperature 0.9 and 24 new tokens, without a nucleus: 21 prompts, 12 draws each; 97.7 to 98.4% over three seeds when measured."""
-    compose(whole, "evaluate.samples=12", "evaluate.top_p=1.0", "evaluate.temperature=0.9", "evaluate.max_new_tokens=24")
-    done = run(whole, "stages.evaluate")
-    assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for line in (whole / "artifacts/evaluate/samples.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert len(rows) >= 200
-    spoken = [toy_language.tone(row["base"]) is not None for row in rows]
-    assert sum(spoken) / len(spoken) >= 0.95
-    compose(whole, "--reset")
-    repro(whole)
-
-
-def test_the_toy_learns_to_be_calm_on_prompts_it_was_not_trained_on(whole: Path):
-    evaluation = report(whole, "evaluate")
-    assert evaluation["heldout_prompts"] >= 15
-    assert evaluation["heldout_pairs"] >= 15
-    assert evaluation["accuracy"] >= 0.9
-    assert evaluation["reward_gain_low"] > 0
-    rows = [json.loads(line) for line in (whole / "artifacts/evaluate/samples.jsonl").read_text(encoding="utf-8").splitlines()]
-    share = {side: calm_share([row[side] for row in rows]) for side in ("base", "policy")}
-    assert share["policy"] > share["base"] + 0.1, share
-
-
-def calm_share(replies: list[str]) -> float:
-    """Calm words among the words of either tone."""
-    spoken = [word for reply in replies for word in toy_language.words(reply)]
-    calm = sum(word in toy_language.CALM_WORDS for word in spoken)
-    return calm / (calm + sum(word in toy_language.HARSH_WORDS for word in spoken))
-
-
 def test_a_refusal_under_dvc_says_how_to_bring_back_what_dvc_removed(small: Path):
     compose(small, "reward.max_sequence=2")
     done = run(small, "dvc", "repro", "reward")
     assert done.returncode == 255
     assert "every pair is longer than the sequence limit" in done.stderr
-    assert "dvc checkout artifacts/reward && git restore reports/reward.json reports/plots/reward.csv" in done.stderr
+    assert "dvc checkout artifacts/reward && git restore reports/plots/reward.csv reports/reward.json" in done.stderr
     assert not (small / "artifacts/reward/reward.safetensors").exists()
-    for command in (["-m", "dvc", "checkout", "artifacts/reward"],):
-        subprocess.run([sys.executable, *command], cwd=small, check=True, capture_output=True)
-    git(small, "restore", "reports/reward.json", "reports/plots/reward.csv")
+    assert run(small, "dvc", "checkout", "artifacts/reward").returncode == 0
+    git(small, "restore", "reports/plots/reward.csv", "reports/reward.json")
     assert (small / "artifacts/reward/reward.safetensors").is_file()
     assert report(small, "reward")["pairs"] > 0
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(small: Path, tmp_path: Path):
+    again = tmp_path / "again"
+    copy_project(again)
+    compose(again, *SMALL)
+    repro(again)
+    before = json.loads((small.parent / "digests.json").read_text(encoding="utf-8"))
+    assert digests(again) == before
+    compose(again, "reward.seed=7", "grpo.seed=7", "evaluate.seed=9")
+    repro(again)
+    after = digests(again)
+    moved = {name for name in before if before[name] != after[name]}
+    assert {
+        "artifacts/reward/reward.safetensors",
+        "artifacts/grpo/policy.safetensors",
+        "artifacts/evaluate/samples.jsonl",
+        "artifacts/export/policy/adapter_model.safetensors",
+        *(f"reports/{stage}.json" for stage in ("reward", "grpo", "evaluate")),
+    } <= moved
+    assert not {name for name in moved if name.startswith(("artifacts/base", "artifacts/validate"))}

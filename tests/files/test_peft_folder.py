@@ -10,8 +10,9 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from stages.files import peft_folder
 from stages.files.artifacts import ADAPTER, Artifact
-from stages.model import adapters, checkpoint, peft_folder
+from stages.model import adapters, checkpoint
 from stages.model.adapters import Adapters
 from tests import tiny
 
