@@ -20,6 +20,8 @@ from stages.model import checkpoint, device, source, toy
 
 BUILDING = layout.BASE / ".building"
 """Where a checkpoint is written until it is whole."""
+REPLACED = layout.BASE / ".replaced"
+"""Where the one before it lies until the new one is in place."""
 
 
 @dataclass(frozen=True)
@@ -32,17 +34,31 @@ class Params:
 
 def main(params: Params) -> Document:
     """Makes the checkpoint beside the old one, and puts it in its place when it is whole."""
-    device.prepare(params.runtime)
+    device.set_threads(params.runtime)
     shutil.rmtree(BUILDING, ignore_errors=True)
     try:
         record = _toy(params.base) if isinstance(params.base, ToyBase) else _existing(params.base)
-        shutil.rmtree(layout.BASE_CHECKPOINT, ignore_errors=True)
-        if BUILDING.is_dir():
-            BUILDING.replace(layout.BASE_CHECKPOINT)
+        _replace_checkpoint(record)
     finally:
         shutil.rmtree(BUILDING, ignore_errors=True)
-    outputs.write_json(layout.BASE_RECORD, record.as_json())
     return Document(layout.BASE_RECORD, record.as_json())
+
+
+def _replace_checkpoint(record: BaseRecord) -> None:
+    """Puts the new checkpoint, if one was made, and its record in the old ones' place; the old ones come back where that fails."""
+    shutil.rmtree(REPLACED, ignore_errors=True)
+    if layout.BASE_CHECKPOINT.is_dir():
+        layout.BASE_CHECKPOINT.replace(REPLACED)
+    try:
+        if BUILDING.is_dir():
+            BUILDING.replace(layout.BASE_CHECKPOINT)
+        outputs.write_json(layout.BASE_RECORD, record.as_json())
+    except OSError:
+        shutil.rmtree(layout.BASE_CHECKPOINT, ignore_errors=True)
+        if REPLACED.is_dir():
+            REPLACED.replace(layout.BASE_CHECKPOINT)
+        raise
+    shutil.rmtree(REPLACED, ignore_errors=True)
 
 
 def _toy(settings: ToyBase) -> BaseRecord:
@@ -55,8 +71,7 @@ def _toy(settings: ToyBase) -> BaseRecord:
                 say(f"fit step {step}/{settings.fit_steps} loss {loss:.4f}")
 
         toy.fit(model, settings.seed, settings.fit_steps, tell)
-    model.save_pretrained(BUILDING)
-    tokenizer.save_pretrained(BUILDING)
+    checkpoint.save(model, tokenizer, BUILDING)
     return _recorded(BUILDING, "toy", settings)
 
 

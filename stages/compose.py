@@ -8,6 +8,7 @@ refuses  settings that are missing, unknown, mistyped or out of range; files tha
          arguments, a params.yaml that was edited after it was composed. A refused call writes neither file
 """
 
+import fcntl
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ from stages.core.composition import overrides, params_yaml, tree
 from stages.core.errors import SettingsError
 from stages.core.progress import say
 
+LOCK = layout.STATE / "compose.lock"
+
 
 class Request(NamedTuple):
     """What one call asks for: overrides to record, keys to drop, or to start from none."""
@@ -29,7 +32,17 @@ class Request(NamedTuple):
 
 
 def main(request: Request) -> runner.Document:
-    """Composes what the request asks for on top of what is recorded, writes it where it may run, and tells what changed."""
+    """Composes what the request asks for on top of what is recorded, writes it where it may run, and tells what changed.
+
+    One at a time: a second call waits, so that neither loses what the other recorded.
+    """
+    LOCK.parent.mkdir(exist_ok=True)
+    with LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _composed(request)
+
+
+def _composed(request: Request) -> runner.Document:
     recorded = [] if request.reset else overrides.recorded(layout.OVERRIDES)
     added = overrides.parse(request.added)
     active = overrides.merge(overrides.drop(recorded, request.dropped), added.overrides)

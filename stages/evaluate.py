@@ -5,6 +5,7 @@ writes   reports/evaluate.json, artifacts/evaluate/samples.jsonl
 refuses  artifacts of another kind or another base; prompts that run beyond the model's positions
 """
 
+import dataclasses
 from dataclasses import dataclass
 
 from stages.core import layout, runner
@@ -44,8 +45,8 @@ def main(params: Params) -> Document:
         raise ArtifactError(f"{layout.POLICY}: its report does not say what reward it was trained on; run `dvc repro -f grpo`")
     training = None if trained_on == OWN_REWARD else reward_source.reopen(trained_on, base)
 
-    model, tokenizer = checkpoint.load(base, device.prepare(params.runtime))
-    renderer = Renderer(tokenizer, base)
+    found = checkpoint.find(base)
+    renderer = Renderer(found.tokenizer, base)
     fitted = fitting.fitting_prompts("evaluate", prompts, renderer, settings.max_sequence, "evaluate on")
     fitted_pairs = fitting.fitting_pairs("evaluate", pairs, renderer, settings.max_sequence, "evaluate on")
     longest, longest_side = max(map(len, fitted.ids), default=0), max((pair.longest for pair in fitted_pairs.pairs), default=0)
@@ -55,7 +56,7 @@ def main(params: Params) -> Document:
         if not rows:
             say(f"no {what} are held out (data.heldout_fraction), so what would be measured on them is null")
 
-    adapted = Adapters(model)
+    adapted = Adapters(checkpoint.load_weights(found, device.prepare(params.runtime)))
     adapted.add_trained(POLICY_NAME, policy.rank, policy.alpha, policy.tensors)
     scorer = own.attach(adapted)
     assert scorer.reward_model is not None
@@ -64,12 +65,15 @@ def main(params: Params) -> Document:
     compared = comparison.compare(adapted, POLICY_NAME, scorer, training_scorer, fitted, base.end_tokens, settings)
 
     report = {
-        "heldout_pairs": len(fitted_pairs.pairs),
+        "heldout_pairs": len(pairs),
+        "evaluated_pairs": len(fitted_pairs.pairs),
         "skipped_long_pairs": fitted_pairs.skipped_long,
         **comparison.pair_figures(scores, settings),
-        "heldout_prompts": len(fitted.ids),
+        "heldout_prompts": len(prompts),
+        "evaluated_prompts": len(fitted.ids),
         "skipped_long_prompts": fitted.skipped_long,
-        "samples": settings.samples,
+        **dataclasses.asdict(settings),
+        "kl_temperature": settings.temperature or 1.0,
         "training_reward": trained_on,
         **comparison.prompt_figures(compared, settings, training is not None),
     }

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from stages.core import layout, runner
 from stages.core.runner import Document
 from stages.core.settings.export import Export
-from stages.core.settings.runtime import Runtime
 from stages.files import artifacts, base_record, peft_folder
 
 
@@ -19,7 +18,6 @@ class Params:
     """The sections that this stage reads."""
 
     export: Export
-    runtime: Runtime
 
 
 def main(params: Params) -> Document:

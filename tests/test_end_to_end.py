@@ -88,7 +88,11 @@ def test_a_change_reruns_what_depends_on_it_and_nothing_else(small: Path):
     compose(small, "grpo.beta=0.1")
     assert repro(small) == {"compose", "grpo", "evaluate", "export"}
     assert (small / "artifacts/reward/reward.safetensors").read_bytes() == kept
-    compose(small, "reward.rank=4")
+    # what has been computed is not computed again
+    compose(small, "--drop", "grpo.beta")
+    assert repro(small) == {"compose"}
+    assert digests(small) == json.loads((small.parent / "digests.json").read_text(encoding="utf-8"))
+    compose(small, "grpo.beta=0.1", "reward.rank=4")
     assert repro(small) == {"compose", "reward", "grpo", "evaluate", "export"}
     # by an edit in conf/ alone: plain dvc repro composes first
     settings = small / "conf/evaluate/default.yaml"
@@ -112,6 +116,8 @@ def test_what_a_run_writes_names_no_place_on_this_machine(small: Path):
 
 
 def test_a_refusal_under_dvc_says_how_to_bring_back_what_dvc_removed(small: Path):
+    git(small, "add", "--all")
+    git(small, "commit", "--quiet", "--message=changes")
     compose(small, "reward.max_sequence=2")
     done = run(small, "dvc", "repro", "reward")
     assert done.returncode == 255

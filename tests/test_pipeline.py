@@ -40,7 +40,7 @@ def test_dvc_sends_nothing_and_has_no_remote():
 
 def test_artifacts_are_cached_and_what_git_shows_in_a_diff_is_not():
     stages = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
-    outputs = [output for stage in stages.values() for output in (*stage["outs"], *stage.get("metrics", []))]
+    outputs = [output for stage in stages.values() for output in (*stage["outs"], *stage.get("metrics", []), *stage.get("plots", []))]
     cached = [output for output in outputs if isinstance(output, str)]
     kept_in_git = {path: options for output in outputs if isinstance(output, dict) for path, options in output.items()}
     assert cached == [f"artifacts/{name}" for name in ("base", "validate", "reward", "grpo", "evaluate", "export")]

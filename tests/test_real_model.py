@@ -154,10 +154,10 @@ def test_the_reward_model_scores_as_transformers_and_peft_do(project: Path, monk
     monkeypatch.chdir(project)
     record = base_record.read_base()
     artifact = artifacts.read(layout.REWARD, artifacts.REWARD)
-    rows = [json.loads(line) for line in layout.SAMPLES.read_text(encoding="utf-8").splitlines()]
     loaded = checkpoint.load(record, torch.device("cpu"))
     renderer = Renderer(loaded.tokenizer, record)
     classifier = LlamaForSequenceClassification.from_pretrained(layout.BASE_CHECKPOINT, num_labels=1, dtype=torch.float32).eval()
+    classifier.config.pad_token_id = None  # it is the end of a turn, which the classifier would pass over
     modules = dict(classifier.named_modules())
     with torch.no_grad():
         for name, tensor in artifact.tensors.items():
@@ -172,6 +172,5 @@ def test_the_reward_model_scores_as_transformers_and_peft_do(project: Path, monk
         ours = scorer.reward_model.scores([pair.chosen, pair.rejected])
     with torch.no_grad():
         theirs = torch.stack([classifier(torch.tensor([side])).logits[0, 0] for side in pair])
-    assert rows
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     assert ours[0] != ours[1]

@@ -40,5 +40,9 @@ class ArtifactError(LeashError):
     """An adapter or reward artifact that is damaged, of another kind, or trained for another base."""
 
 
+class DeviceError(LeashError):
+    """A device that this machine does not have: set runtime.device to one that it has."""
+
+
 class TrainingError(LeashError):
     """A run that cannot start or go on: nothing to train on, no room for the warm-up, a number that is not finite."""

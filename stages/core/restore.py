@@ -3,6 +3,7 @@
 What the DVC cache holds comes back with `dvc checkout`; reports (`cache: false`) are only in Git, where they were committed.
 """
 
+import hashlib
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,11 +24,11 @@ class Output(NamedTuple):
 
 def advice(stage: str) -> list[str]:
     """One line with the commands that bring back the stage's earlier outputs; none where it has none that DVC removes."""
-    made = {out["path"] for out in _entry(LOCK, stage).get("outs", [])}
+    made = {out["path"]: out.get("md5") for out in _entry(LOCK, stage).get("outs", [])}
     outputs = list(_outputs(_entry(PIPELINE, stage)))
     cached = [output.path for output in outputs if output.cached and output.path in made]
     reports = [output.path for output in outputs if not output.cached]
-    committed = [path for path in reports if _in_git(path)]
+    committed = [path for path in reports if path in made and _in_git(path, made[path])]
     lost = [path for path in reports if path in made and path not in committed]
     if not (cached or committed or lost):
         return []
@@ -36,7 +37,7 @@ def advice(stage: str) -> list[str]:
     if commands:
         line += f"; to bring it back: {' && '.join(commands)}"
     if lost:
-        line += f"; never committed, so not in Git: {' '.join(lost)}"
+        line += f"; never committed as that run wrote it, so not in Git: {' '.join(lost)}"
     return [line]
 
 
@@ -57,8 +58,10 @@ def _outputs(entry: dict[str, Any]) -> Iterator[Output]:
                     yield Output(path, (flags or {}).get("cache", True))
 
 
-def _in_git(path: str) -> bool:
+def _in_git(path: str, md5: str | None) -> bool:
+    """Whether the last commit holds the file as the run wrote it, by the digest that dvc.lock keeps; an older one is another run's."""
     try:
-        return subprocess.run(["git", "cat-file", "-e", f"HEAD:./{path}"], capture_output=True, check=False).returncode == 0
+        shown = subprocess.run(["git", "show", f"HEAD:./{path}"], capture_output=True, check=False)
     except OSError:  # no git here
         return False
+    return shown.returncode == 0 and hashlib.md5(shown.stdout, usedforsecurity=False).hexdigest() == md5

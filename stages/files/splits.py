@@ -2,7 +2,7 @@
 
 The prompt is hashed after Unicode normalisation (NFC) and without whitespace around it, so that two spellings of one prompt
 fall on one side; the text itself is kept as it was. The prompts file and the pairs file are split by the same hash: what is
-held out of the one is not trained on from the other.
+held out of the one is not trained on from the other, where the pairs have prompts.
 """
 
 import hashlib

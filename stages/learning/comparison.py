@@ -16,13 +16,11 @@ from stages.learning.objective import completion_means, kl_k3
 from stages.learning.reward_source import Scorer
 from stages.model.adapters import Adapters
 from stages.model.draws import group_uniforms
-from stages.model.passes import Completed, group_scores, passes
+from stages.model.passes import Completed, group_scores, passes, vocabulary
 from stages.model.rendering import EncodedPair, Renderer
 from stages.model.reward_model import RewardModel
-from stages.model.sampling import Completion, NotFiniteError, sample
+from stages.model.sampling import ROWS, Completion, NotFiniteError, sample
 
-ROWS = 64
-"""Completions decoded in one batch, at most, unless one prompt has more samples."""
 PAIRS = 8
 """Pairs scored in one forward pass."""
 SIDES = ("base", "policy")
@@ -183,7 +181,7 @@ def _kl(adapters: Adapters, policy_name: str, groups: Sequence[HeldoutGroup], te
     """k3 estimate of KL(policy || base) on each group's policy completions."""
     whole = [Completed(group.prompt, [completion.ids for completion in group.completions["policy"]]) for group in groups]
     found: list[float] = []
-    for together in passes(whole):
+    for together in passes(whole, vocabulary(adapters.model)):
         batch = [whole[number] for number in together]
         adapters.use(None)
         reference = group_scores(adapters.model, batch, temperature)
@@ -211,7 +209,7 @@ def _gain_keys(prefix: str) -> tuple[str, ...]:
     return (f"{prefix}base_mean_reward", f"{prefix}policy_mean_reward", *gain, *wins)
 
 
-def _interval(key: str, values: Floats, settings: Evaluate) -> dict[str, float]:
+def _interval(key: str, values: Floats, settings: Evaluate) -> dict[str, float | None]:
     """The mean over prompts or pairs under its key, and its 95% interval."""
     return dict(zip(_with_interval(key), bootstrap_mean(values, settings.bootstrap, settings.seed), strict=True))
 

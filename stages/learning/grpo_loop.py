@@ -25,7 +25,7 @@ from stages.learning.optimizer import Optimizer, count
 from stages.learning.reward_source import Scorer
 from stages.model.adapters import Adapters, Plan
 from stages.model.draws import group_uniforms
-from stages.model.passes import Completed, group_scores, passes
+from stages.model.passes import Completed, group_scores, passes, vocabulary
 from stages.model.sampling import Completion, NotFiniteError, sample
 
 ADAPTER_NAME = "policy"
@@ -85,8 +85,13 @@ class GrpoRun:
 
 
 def planned_steps(prompts: int, settings: Grpo) -> int:
-    """Optimizer steps of a run in which no window is refused whole; a window does not cross iterations."""
-    return settings.iterations * math.ceil(prompts / settings.accumulation)
+    """Optimizer steps of a run in which no window is refused whole; a window does not cross iterations.
+
+    Raises TrainingError where the warm-up leaves no step after it.
+    """
+    steps = settings.iterations * math.ceil(prompts / settings.accumulation)
+    schedule.require_room("grpo", settings.warmup_steps, steps)
+    return steps
 
 
 def fit(
@@ -98,7 +103,6 @@ def fit(
     group of an iteration is refused.
     """
     planned = planned_steps(len(prompts.ids), settings)
-    schedule.require_room("grpo", settings.warmup_steps, planned)
     trainable = adapters.add_fresh(ADAPTER_NAME, plan, settings.seed)
     say(f"training {len(trainable)} adapter tensors ({count(trainable)} parameters) at rank {plan.rank} across {len(plan.layers)} layers")
     optimizer = Optimizer(
@@ -208,7 +212,7 @@ def _back_propagate(adapters: Adapters, groups: Sequence[Group], settings: Grpo,
     """Adds the gradient of a window's mean loss over its groups, pass by pass, and returns each group's figures."""
     whole = [Completed(group.prompt, [completion.ids for completion in group.completions]) for group in groups]
     figures: list[GroupFigures] = []
-    for together in passes(whole):
+    for together in passes(whole, vocabulary(adapters.model)):
         batch = [whole[number] for number in together]
         with torch.no_grad(), adapters.using(None, then=ADAPTER_NAME):
             reference = group_scores(adapters.model, batch, settings.temperature)
@@ -277,8 +281,9 @@ def _iteration(iteration: int, figures: Sequence[GroupFigures], steps: Sequence[
 
 
 def _warning(entry: dict[str, Any]) -> str | None:
-    if entry["flat_groups"] < 1:
-        return None
-    if entry["truncated"] == 1:
+    flat, cut = entry["flat_groups"] == 1, entry["truncated"] == 1
+    if cut and flat:
         return "no completion ended; the reward is constant within every group, so there is nothing to learn from"
-    return "the reward is constant within every group, so there is nothing to learn from"
+    if flat:
+        return "the reward is constant within every group, so there is nothing to learn from"
+    return "no completion ended; every one was cut at max_new_tokens and scored at its last token" if cut else None

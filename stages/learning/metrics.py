@@ -9,11 +9,11 @@ Floats = NDArray[np.float64]
 
 
 class Interval(NamedTuple):
-    """A mean with its 95% bootstrap interval."""
+    """A mean with its 95% bootstrap interval; without one where there is but one value, which says nothing of its spread."""
 
     mean: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
 
 class PairOrder(NamedTuple):
@@ -39,6 +39,8 @@ def win_rate(policy: Floats, base: Floats) -> float:
 
 def bootstrap_mean(values: Floats, resamples: int, seed: int) -> Interval:
     """Mean of values [N] and its percentile interval over `resamples` draws with replacement (Efron, 1979)."""
+    if len(values) < 2:
+        return Interval(float(values.mean()), None, None)
     generator = np.random.Generator(np.random.Philox(seed))
     means = np.array([values[generator.integers(0, len(values), len(values))].mean() for _ in range(resamples)])
     low, high = np.quantile(means, [0.025, 0.975])

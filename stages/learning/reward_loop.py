@@ -42,14 +42,15 @@ class RewardRun:
 
 
 def planned_steps(pairs: int, settings: Reward) -> int:
-    """Optimizer steps of a run; a window does not cross epochs."""
-    return settings.epochs * math.ceil(pairs / settings.accumulation)
+    """Optimizer steps of a run; a window does not cross epochs. Raises TrainingError where the warm-up leaves no step after it."""
+    steps = settings.epochs * math.ceil(pairs / settings.accumulation)
+    schedule.require_room("reward", settings.warmup_steps, steps)
+    return steps
 
 
 def fit(reward_model: RewardModel, plan: Plan, pairs: Sequence[EncodedPair], settings: Reward, history: HistoryFile) -> RewardRun:
     """Trains the reward model on B pairs; raises TrainingError where the warm-up leaves no step or a number is not finite."""
     steps = planned_steps(len(pairs), settings)
-    schedule.require_room("reward", settings.warmup_steps, steps)
     trainable = reward_model.trainable()
     say(f"training {len(trainable)} tensors ({count(trainable)} parameters) at rank {plan.rank} across {len(plan.layers)} layers")
     optimizer = Optimizer(

@@ -22,9 +22,10 @@ def reward_report(
     tensors: Tensors,
     unknown: int,
 ) -> dict[str, Any]:
-    """reports/reward.json."""
+    """reports/reward.json; the trait is named where all pairs name the same one."""
+    traits = {pair.trait_name for pair in pairs}
     return {
-        "trait_name": pairs[0].trait_name,
+        "trait_name": traits.pop() if len(traits) == 1 else None,
         "pairs": len(pairs),
         "trained_pairs": len(fitted.pairs),
         "skipped_long": fitted.skipped_long,

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from stages.core import layout
-from stages.core.errors import SettingsError
+from stages.core.errors import ArtifactError, SettingsError
+from stages.core.progress import say
 from stages.files import artifacts
 from stages.files.artifacts import Artifact
 from stages.files.base_record import BaseRecord
@@ -72,9 +73,15 @@ def open_source(setting: str, base: BaseRecord) -> RewardSource:
         )
     artifact = artifacts.read(path, artifacts.REWARD)
     artifacts.require_base(path, artifact, base)
+    for key, now in (("chat_template", base.chat_template), ("precision", base.precision)):
+        if artifact.report.get(key) != now:
+            say(f"{path}: trained with base.{key} {artifact.report.get(key)}, and scores here with {now}")
     return RewardSource(MODEL + path.as_posix(), artifact)
 
 
 def reopen(name: str, base: BaseRecord) -> RewardSource:
-    """Opens a reward by its name in a report; raises as `open_source`."""
-    return open_source(name.removeprefix(MODEL), base)
+    """Opens the reward that a policy was trained on, by its name in the report; raises ArtifactError."""
+    setting = name.removeprefix(MODEL)
+    if setting != LENGTH and not Path(setting).is_file():
+        raise ArtifactError(f"{layout.POLICY}: it was trained on {name}, which is not there; bring it back, or run `dvc repro -f grpo`")
+    return open_source(setting, base)

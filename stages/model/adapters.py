@@ -191,9 +191,9 @@ def _resolve_layers(section: str, layers: str | Sequence[int], depth: int) -> li
         return list(range(depth))
     if isinstance(layers, str):
         first, end = (int(number) for number in layers.split(".."))
-        chosen = list(range(first, end))
+        last = end - 1
     else:
-        chosen = sorted(layers)
-    if chosen[-1] >= depth:
-        raise TrainingError(f"{section}.layers: layer {chosen[-1]} is not there; the model has {depth} layers, 0 to {depth - 1}")
-    return chosen
+        last = max(layers)
+    if last >= depth:
+        raise TrainingError(f"{section}.layers: layer {last} is not there; the model has {depth} layers, 0 to {depth - 1}")
+    return list(range(first, end)) if isinstance(layers, str) else sorted(layers)

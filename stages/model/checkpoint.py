@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from stages.core import layout
 from stages.core.errors import BaseError
 from stages.files import fingerprint
 from stages.files.base_record import BaseRecord
@@ -42,6 +43,14 @@ class Checkpoint(NamedTuple):
     """The frozen base, in evaluation mode for good (so that no dropout is ever alive), and its tokenizer."""
 
     model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+
+class Found(NamedTuple):
+    """The base as recorded, its tokenizer loaded and its weights not yet."""
+
+    folder: Path
+    base: BaseRecord
     tokenizer: PreTrainedTokenizerBase
 
 
@@ -105,8 +114,8 @@ def record(
     )
 
 
-def load(base: BaseRecord, device: torch.device) -> Checkpoint:
-    """Loads weights and tokenizer in the recorded precision; raises BaseError where they are not the ones recorded."""
+def find(base: BaseRecord) -> Found:
+    """Finds the checkpoint and loads its tokenizer; raises BaseError where it is not the one recorded. No weights are loaded."""
     folder = Path(base.folder) if base.folder else source.resolve(base.model, base.commit, base.gguf_file).folder
     if not folder.is_dir():
         raise BaseError(
@@ -115,6 +124,12 @@ def load(base: BaseRecord, device: torch.device) -> Checkpoint:
     tokenizer = _load(AutoTokenizer, folder, base.trust_remote_code)
     ends = end_tokens(folder, _load(AutoConfig, folder, base.trust_remote_code), tokenizer)
     _require_unchanged(folder, fingerprint.digest_checkpoint(folder, _template(tokenizer)), ends, base)
+    return Found(folder, base, tokenizer)
+
+
+def load_weights(found: Found, device: torch.device) -> PreTrainedModel:
+    """Loads the model in the recorded precision; raises BaseError where it cannot be loaded whole."""
+    folder, base, _ = found
     model, told = _load(
         AutoModelForCausalLM, folder, base.trust_remote_code, dtype=DTYPES[base.precision], use_safetensors=True, output_loading_info=True
     )
@@ -124,7 +139,13 @@ def load(base: BaseRecord, device: torch.device) -> Checkpoint:
             f"base.model: {folder} lacks {len(lacking)} of the weights of {type(model).__name__} ({', '.join(lacking[:3])}); "
             "a whole causal language model is expected"
         )
-    return Checkpoint(model.to(device).eval().requires_grad_(False), tokenizer)
+    return cast(PreTrainedModel, model.to(device).eval().requires_grad_(False))
+
+
+def load(base: BaseRecord, device: torch.device) -> Checkpoint:
+    """Both at once."""
+    found = find(base)
+    return Checkpoint(load_weights(found, device), found.tokenizer)
 
 
 def convert_gguf(folder: Path, gguf_file: str, target: Path) -> None:
@@ -135,8 +156,16 @@ def convert_gguf(folder: Path, gguf_file: str, target: Path) -> None:
     plain = type(loaded)(config)  # the loaded one keeps its quantization entry and would be saved with it
     plain.load_state_dict(loaded.state_dict())
     plain.generation_config = loaded.generation_config
-    plain.to(torch.bfloat16).save_pretrained(target)
-    tokenizer.save_pretrained(target)
+    save(plain.to(torch.bfloat16), tokenizer, target)
+
+
+def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, target: Path) -> None:
+    """Writes a checkpoint folder; raises BaseError where the disk does not take it."""
+    try:
+        model.save_pretrained(target)
+        tokenizer.save_pretrained(target)
+    except SafetensorError as error:  # safetensors' own writing raises this, and no OSError, when the disk is full
+        raise BaseError(f"{target}: the checkpoint could not be written ({error}); free some space and run it again") from error
 
 
 def end_tokens(folder: Path, config: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -165,9 +194,10 @@ def _require_unchanged(folder: Path, found: Digests, ends: list[int], base: Base
     changed = [name for name, now, then in zip(Digests._fields, found, recorded, strict=True) if now != then]
     changed += ["end tokens"] if ends != base.end_tokens else []
     if changed:
+        checkout = " (`dvc checkout artifacts/base`)" if folder == layout.BASE_CHECKPOINT else ""
         raise BaseError(
             f"base.model: {folder} has changed since it was recorded ({', '.join(changed)}); "
-            "bring the old one back (`dvc checkout artifacts/base`), or run `dvc repro -f base` to record the new one"
+            f"bring the old one back{checkout}, or run `dvc repro -f base` to record the new one"
         )
 
 

@@ -15,6 +15,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 PAD = 0
 TOKENS = 4096
 """Padded tokens of one pass over several groups, at most, unless one group has more."""
+LOGITS = 2**25
+"""Numbers of the logits of one pass over several groups, at most, unless one group has more."""
 
 
 class TokenScores(NamedTuple):
@@ -37,16 +39,21 @@ class Completed(NamedTuple):
         return [[*self.prompt, *completion] for completion in self.completions]
 
 
-def passes(groups: Sequence[Completed]) -> list[range]:
-    """Which neighbouring groups go through the model together: as many as fit TOKENS, padded, and at least one."""
+def passes(groups: Sequence[Completed], vocabulary: int = 0) -> list[range]:
+    """Which neighbouring groups go through the model together: as many as TOKENS and LOGITS allow, and at least one.
+
+    `vocabulary` is the width of the logits; 0 where none are computed.
+    """
     found: list[range] = []
-    start, rows, longest = 0, 0, 0
-    for number, group in enumerate(groups):
-        rows += len(group.completions)
-        longest = max(longest, max(map(len, group.rows())))
-        if number > start and rows * longest > TOKENS:
-            found.append(range(start, number))
-            start, rows, longest = number, len(group.completions), max(map(len, group.rows()))
+    start = 0
+    for end in range(1, len(groups) + 1):
+        together = groups[start:end]
+        rows = sum(len(group.completions) for group in together)
+        longest = max(len(row) for group in together for row in group.rows())
+        numbers = rows * (longest - min(len(group.prompt) for group in together) + 1) * vocabulary
+        if end - start > 1 and (rows * longest > TOKENS or numbers > LOGITS):
+            found.append(range(start, end - 1))
+            start = end - 1
     return [*found, range(start, len(groups))] if groups else []
 
 
@@ -64,7 +71,7 @@ def group_scores(model: PreTrainedModel, groups: Sequence[Completed], temperatur
     picked = torch.tensor([rows[number][place] for number, place in spots], device=device)
     distribution = torch.log_softmax(logits[row, place - 1 - (longest - keep)].float() / temperature, dim=-1)  # [N, V]
     with torch.no_grad():
-        entropy = -(distribution.exp() * distribution).sum(-1)
+        entropy = torch.special.entr(distribution.exp()).sum(-1)  # 0 for what cannot be drawn, where p log p is not a number
     log_probs = distribution.gather(-1, picked[:, None])[:, 0]
     sizes = [sum(map(len, group.completions)) for group in groups]
     return [TokenScores(*parts) for parts in zip(log_probs.split(sizes), entropy.split(sizes), strict=True)]
@@ -82,6 +89,11 @@ def hidden_width(config: PreTrainedConfig) -> int:
     """Width of the hidden state after the final norm; some OPT models project it to another one than their layers have."""
     text = config.get_text_config(decoder=True)
     return int(getattr(text, "word_embed_proj_dim", text.hidden_size))
+
+
+def vocabulary(model: PreTrainedModel) -> int:
+    """The width of the model's logits."""
+    return int(model.config.get_text_config(decoder=True).vocab_size)
 
 
 def accepts(model: torch.nn.Module, argument: str) -> bool:

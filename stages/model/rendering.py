@@ -19,6 +19,14 @@ from stages.files.records import Pair
 APPLIED = "applied"
 
 
+NO_CLOCK = "{%- macro strftime_now(format) -%}01 January 2025{%- endmacro -%}"
+"""Put before a template: some write today's date into every prompt, which would give other numbers every day."""
+
+
+TEMPLATE_FAULTS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+"""What a template can end in: its own refusal, or a fault of its expressions, which Jinja passes on as it is."""
+
+
 class EncodedPair(NamedTuple):
     """Both sides of a pair as whole sequences, each ending with an end token."""
 
@@ -81,12 +89,13 @@ class Renderer:
 
     def _apply(self, messages: list[dict[str, str]], *, marker: bool) -> str:
         try:
-            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=marker))
-        except TemplateError as error:
+            template = NO_CLOCK + str(self.tokenizer.chat_template)
+            return str(self.tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, add_generation_prompt=marker))
+        except TEMPLATE_FAULTS as error:
             roles = " then ".join(message["role"] for message in messages)
             raise DataError(
                 f"base.chat_template: the checkpoint's template refuses {roles} ({error}); "
-                "give every pair a prompt, or set base.chat_template=off"
+                f"{'' if messages[0]['role'] == 'user' else 'give every pair a prompt, or '}set base.chat_template=off"
             ) from error
 
     def _begin(self, ids: list[int]) -> list[int]:

@@ -15,6 +15,9 @@ from transformers import DynamicCache, PreTrainedModel
 from stages.core.errors import BaseError, TrainingError
 from stages.model.passes import PAD, accepts
 
+ROWS = 64
+"""Completions that are decoded in one batch, at most, unless one prompt has more."""
+
 
 class NotFiniteError(TrainingError):
     """The model's distribution holds numbers that are not finite, so no token can be drawn: lower the learning rate."""
@@ -59,10 +62,31 @@ def sample(
 ) -> list[list[Completion]]:
     """Completes each of P prompts G times with the adapter that is on; `uniforms` [P, G, T] chooses every token.
 
-    T is max_new_tokens. A temperature of 0 is greedy. Returns P lists of G completions; raises NotFiniteError,
-    and BaseError where the architecture decodes without a cache of keys and values.
+    T is max_new_tokens. A temperature of 0 is greedy. Prompts are decoded together up to ROWS completions, which changes no
+    draw. Returns P lists of G completions; raises NotFiniteError, and BaseError where the architecture decodes without a
+    cache of keys and values.
     """
     _require_cache(model)
+    together = max(1, ROWS // uniforms.shape[1])
+    found: list[list[Completion]] = []
+    for start in range(0, len(prompts), together):
+        batch = slice(start, start + together)
+        try:
+            found += _decode(model, prompts[batch], uniforms[batch], temperature, top_p, end_tokens)
+        except NotFiniteError as error:
+            raise NotFiniteError(start + error.prompt, error.draw, error.position) from error
+    return found
+
+
+def _decode(
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    uniforms: NDArray[np.float64],
+    temperature: float,
+    top_p: float,
+    end_tokens: Sequence[int],
+) -> list[list[Completion]]:
+    """`sample`, all prompts in one batch."""
     count, group, limit = uniforms.shape
     device = model.device
     chooser = torch.from_numpy(uniforms.reshape(count * group, limit)).to(device)

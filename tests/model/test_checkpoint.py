@@ -149,7 +149,7 @@ def test_a_change_of_any_part_is_another_base_and_is_not_loaded_as_the_one_recor
         checkpoint.load(record, CPU)
     assert caught.value.lines() == [
         f"base.model: {folder} has changed since it was recorded ({part}); "
-        "bring the old one back (`dvc checkout artifacts/base`), or run `dvc repro -f base` to record the new one"
+        "bring the old one back, or run `dvc repro -f base` to record the new one"
     ]
 
 

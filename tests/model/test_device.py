@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from stages.core.errors import SettingsError
+from stages.core.errors import DeviceError
 from stages.core.settings.runtime import Runtime
 from stages.model import device
 
@@ -27,9 +27,9 @@ def test_the_number_of_threads_is_set():
     assert torch.get_num_threads() == 3
 
 
-@pytest.mark.parametrize("name", ["gpu", "cuda:99", "mps:7", "meta", "cpu:x", "xpu", "hpu", "privateuseone", "cuda:-1", "vulkan"])
+@pytest.mark.parametrize("name", ["cuda:99", "mps", "meta", "cpu:x", "xpu", "hpu", "privateuseone", "vulkan"])
 def test_a_device_that_this_machine_does_not_have_is_refused_in_one_line_that_names_the_key(name: str):
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(DeviceError) as caught:
         device.prepare(Runtime(device=name, threads=None))
     (line,) = caught.value.lines()
     assert line.startswith(f"runtime.device: {name!r} cannot be used here (")

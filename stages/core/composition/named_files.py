@@ -76,6 +76,10 @@ def _reward(key: str, source: str) -> list[str]:
             f"{key}: {source} must lie under {layout.REWARD_ARTIFACTS}/, links resolved, to be tracked: copy it in with its sidecar, "
             f"or write {layout.REWARD} for the pipeline's own"
         ]
+    if not source.endswith(".safetensors"):
+        return [f"{key}: {source} is no .safetensors file; name the artifact's weights, with its sidecar beside them"]
+    if not _is(Path.is_file, source.removesuffix(".safetensors") + ".json"):
+        return [f"{key}: {source} has no sidecar beside it; copy its .json in too"]
     return []
 
 

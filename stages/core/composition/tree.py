@@ -14,9 +14,11 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from stages.core import layout
 from stages.core.composition import named_files
 from stages.core.composition.overrides import RESOLVER, Override, parse
 from stages.core.errors import SettingsError
+from stages.core.params import read_yaml
 from stages.core.settings.schema import MISSING, show, unknown_key
 from stages.core.settings.sections import KEYS, SECTIONS, build_all
 
@@ -49,6 +51,7 @@ def composed(conf: Path, texts: Sequence[str], unread: Sequence[str] = ()) -> di
     read = parse(texts)
     checked = check(conf, read.overrides)
     try:
+        require_mappings(conf)
         tree = _compose(conf, checked.accepted)
     except SettingsError as error:
         raise SettingsError([*unread, *read.problems, *checked.problems, *error.problems]) from error
@@ -65,6 +68,23 @@ def composed(conf: Path, texts: Sequence[str], unread: Sequence[str] = ()) -> di
     if problems:
         raise SettingsError(problems)
     return sections.values()
+
+
+def require_mappings(conf: Path) -> None:
+    """Raises SettingsError naming every file in conf/ that is not YAML or holds something other than settings."""
+    problems: list[str] = []
+    for path in sorted(set(conf.rglob("*.yaml")) - {conf / layout.OVERRIDES.name}):
+        try:
+            value = read_yaml(path)
+        except SettingsError as error:
+            problems += error.problems
+        except RecursionError:
+            problems.append(f"{path}: an anchor in it refers to itself; write the values out")
+        else:
+            if value is not None and not isinstance(value, dict):
+                problems.append(f"{path}: expected a mapping of settings, found {show(value)}")
+    if problems:
+        raise SettingsError(problems)
 
 
 def check(conf: Path, overrides: Sequence[Override]) -> Checked:
@@ -108,7 +128,7 @@ def _compose(conf: Path, overrides: list[str]) -> Tree:
     except yaml.MarkedYAMLError as error:
         where = f"{error.problem_mark.name}:{error.problem_mark.line + 1}" if error.problem_mark else str(conf)
         raise SettingsError(f"{where.replace(str(conf.resolve()), str(conf))}: {error.problem or 'this is not YAML'}") from error
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
         text = " ".join(str(error).split()).replace(str(conf.resolve()), str(conf))
         raise SettingsError(f"{conf}/{PRIMARY}.yaml: Hydra cannot compose it: {text}") from error
     values: dict[str, Any] = {}

@@ -20,7 +20,7 @@ targets: Check = not_empty("at least one target module is expected, such as [q_p
 def layers(value: Layers) -> str | None:
     """Passes `all`, `8..16` and lists of distinct layer numbers; whether the model has them is seen when it is loaded."""
     if isinstance(value, str):
-        span = re.fullmatch(r"(\d+)\.\.(\d+)", value)
+        span = re.fullmatch(r"([0-9]{1,6})\.\.([0-9]{1,6})", value)
         if value == "all" or (span and int(span[1]) < int(span[2])):
             return None
     elif value and all(number >= 0 for number in value) and len(set(value)) == len(value):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from stages.core.settings import schema
-from stages.core.settings.schema import above, at_least, finite_from_zero, setting
+from stages.core.settings.schema import above, at_least, setting, temperature
 
 
 @dataclass(frozen=True)
@@ -12,7 +12,7 @@ class Evaluate:
 
     samples: int = setting(at_least(1, "samples must be at least one per prompt"))
     """Completions per held-out prompt, from the base and from the policy, on the same draws."""
-    temperature: float = setting(finite_from_zero("temperature must be a finite number of zero (greedy) or more"))
+    temperature: float = setting(temperature("temperature must be a finite number of zero (greedy) or more", greedy=True))
     """Sampling temperature; 0 is greedy."""
     top_p: float = setting(above(0, 1, "top_p must be above zero and at most one"))
     """Nucleus sampled from."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from stages.core.settings import adapter, schema
-from stages.core.settings.schema import above, at_least, finite_above_zero, finite_from_zero, not_empty, one_of, setting
+from stages.core.settings.schema import above, at_least, finite_above_zero, finite_from_zero, not_empty, one_of, setting, temperature
 
 GRPO = "group-relative policy optimization requires "
 
@@ -42,7 +42,7 @@ class Grpo:
     """Prompts per optimizer step."""
     max_new_tokens: int = setting(at_least(1, "max_new_tokens must be greater than zero"))
     """Tokens that a completion may have, its end token included."""
-    temperature: float = setting(finite_above_zero(GRPO + "a temperature above zero"))
+    temperature: float = setting(temperature(GRPO + "a temperature above zero", greedy=False))
     """Sampling temperature; log-probabilities in the loss are of the tempered distribution."""
     top_p: float = setting(above(0, 1, "top_p must be above zero and at most one"))
     """Nucleus sampled from; log-probabilities are taken before it."""

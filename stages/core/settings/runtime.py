@@ -1,15 +1,20 @@
 """Section `runtime`: where and how a stage computes; no stage declares it, and it changes numbers by rounding alone."""
 
+import re
 from dataclasses import dataclass
 
-from stages.core.settings.schema import not_empty, setting
+from stages.core.settings.schema import setting
+
+
+def _device(value: str) -> str | None:
+    return None if re.fullmatch(r"cpu|cuda(:\d+)?", value) else "expected cpu, cuda, or one of several such as cuda:1"
 
 
 @dataclass(frozen=True)
 class Runtime:
     """What every stage that computes reads."""
 
-    device: str = setting(not_empty("a torch device is expected, such as cpu or cuda:0"))
-    """Torch device: cpu, cuda, cuda:0, mps."""
+    device: str = setting(_device)
+    """Torch device: cpu, cuda or cuda:0 (others lack the float64 that rewards and draws are held in)."""
     threads: int | None = setting(lambda value: None if value is None or value >= 1 else "threads must be at least one, or null")
     """CPU threads; null leaves torch's own choice."""

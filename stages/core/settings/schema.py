@@ -40,6 +40,10 @@ _FOUND: dict[type, str] = {
 }
 
 
+MOST = 2**31 - 1
+"""No count here means more than a 32-bit number can say."""
+
+
 class Built(NamedTuple):
     """A section read from its mapping: `value` is None where there are problems."""
 
@@ -53,8 +57,14 @@ def setting(*checks: Check) -> Any:
 
 
 def at_least(low: float, otherwise: str) -> Check:
-    """Passes values of `low` or more; `otherwise` is what is said of the others."""
-    return lambda value: None if value >= low else otherwise
+    """Passes values of `low` or more, up to MOST; `otherwise` is what is said of those below."""
+
+    def check(value: Any) -> str | None:
+        if value > MOST:
+            return f"expected at most {MOST}"
+        return None if value >= low else otherwise
+
+    return check
 
 
 def finite_above_zero(otherwise: str) -> Check:
@@ -62,14 +72,20 @@ def finite_above_zero(otherwise: str) -> Check:
     return lambda value: None if math.isfinite(value) and value > 0 else otherwise
 
 
+def temperature(otherwise: str, *, greedy: bool) -> Check:
+    """Passes finite temperatures from 1e-6 on, below which log-probabilities are no numbers; and 0 where greedy is allowed."""
+
+    def check(value: float) -> str | None:
+        if not math.isfinite(value) or value < 0 or (value == 0 and not greedy):
+            return otherwise
+        return None if value == 0 or value >= 1e-6 else "expected a temperature of at least 1e-06"
+
+    return check
+
+
 def finite_from_zero(otherwise: str) -> Check:
     """Passes finite values of zero or more."""
     return lambda value: None if math.isfinite(value) and value >= 0 else otherwise
-
-
-def within(low: float, high: float, otherwise: str) -> Check:
-    """Passes values from `low` to `high`, both included."""
-    return lambda value: None if low <= value <= high else otherwise
 
 
 def above(low: float, high: float, otherwise: str) -> Check:
@@ -92,18 +108,13 @@ def not_empty(otherwise: str) -> Check:
     return lambda value: None if value is None or len(value) > 0 else otherwise
 
 
-def build(cls: type[Any], section: str, values: object, known: Iterable[str] = ()) -> Built:
+def build_one_of(classes: Sequence[type[Any]], section: str, values: object, known: Iterable[str] = ()) -> Built:
     """The section read from `values`, or every problem in it, one line each, starting with the dotted key.
 
-    Whole numbers, and texts that read as numbers (`5e-5`), are decimal numbers where one is expected; a boolean is never a
-    number, nor is 8.0 a whole one. `known` are dotted keys beyond the section's own among which an unknown key's nearest
-    neighbour is looked for.
+    Of several shapes it is read as the one that the fewest keys are missing of. Whole numbers, and texts that read as numbers
+    (`5e-5`), are decimal numbers where one is expected; a boolean is never a number, nor is 8.0 a whole one. `known` are dotted
+    keys beyond the section's own among which an unknown key's nearest neighbour is looked for.
     """
-    return build_one_of((cls,), section, values, known)
-
-
-def build_one_of(classes: Sequence[type[Any]], section: str, values: object, known: Iterable[str] = ()) -> Built:
-    """As `build`, for a section that has several shapes: read as the one that the fewest keys are missing of."""
     if values is None:
         return Built(None, [f"{section} is missing: conf/config.yaml's defaults list has to name an option of conf/{section}/"])
     if not isinstance(values, Mapping):

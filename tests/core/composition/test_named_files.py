@@ -62,7 +62,16 @@ def test_a_name_that_no_file_can_have_is_refused(project, name):
 
 @pytest.mark.parametrize("source", ["length", "artifacts/reward/reward.safetensors", "data/rewards/own.safetensors"])
 def test_reward_sources_pass(project, source):
+    (project / "data/rewards/own.json").write_text("{}")
     assert refused("grpo", reward=source) == []
+
+
+def test_a_reward_artifact_is_named_by_its_weights_and_has_its_sidecar_beside_it(project):
+    (line,) = refused("grpo", reward="data/rewards/own.safetensors")
+    assert line == "grpo.reward: data/rewards/own.safetensors has no sidecar beside it; copy its .json in too"
+    (project / "data/rewards/own.json").write_text("{}")
+    (line,) = refused("grpo", reward="data/rewards/own.json")
+    assert line.startswith("grpo.reward: data/rewards/own.json is no .safetensors file; ")
 
 
 @pytest.mark.parametrize("source", ["nope", "data/rewards", "./artifacts/reward/reward.safetensors", "Length"])
