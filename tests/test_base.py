@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from stages import base
 from stages.core import layout
-from stages.core.errors import BaseError, SettingsError
+from stages.core.errors import BaseError
 from stages.core.settings.base import CheckpointBase, ToyBase
 from stages.core.settings.runtime import Runtime
 from stages.files.base_record import read_base
@@ -119,10 +120,6 @@ def no_gguf() -> base.Params:
     return existing("./models/tiny", gguf_file="absent.gguf")
 
 
-def no_device() -> base.Params:
-    return base.Params(toy().base, Runtime(device="cuda:99", threads=None))
-
-
 @pytest.mark.parametrize(
     ("refused", "error", "start"),
     [
@@ -130,10 +127,9 @@ def no_device() -> base.Params:
         (lambda: existing("package:no_such_package"), BaseError, "base.model: package no_such_package is not installed"),
         (broken_checkpoint, BaseError, "models/broken/model.safetensors: not a safetensors file ("),
         (no_gguf, BaseError, "base.model: models/tiny cannot be loaded by transformers ("),
-        (no_device, SettingsError, "runtime.device: 'cuda:99' cannot be used here ("),
     ],
 )
-def test_a_refusal_is_one_line_and_leaves_the_old_base_as_it_was(refused: Any, error: type[BaseError | SettingsError], start: str):
+def test_a_refusal_is_one_line_and_leaves_the_old_base_as_it_was(refused: Any, error: type[BaseError], start: str):
     base.main(toy())
     before = files()
     with pytest.raises(error) as caught:
@@ -154,3 +150,30 @@ def test_an_interrupted_build_leaves_the_old_base_as_it_was(monkeypatch: pytest.
     with pytest.raises(KeyboardInterrupt):
         base.main(toy(seed=2))
     assert files() == before
+
+
+@pytest.mark.parametrize("fails", ["write_json", "replace"])
+def test_a_disk_that_fills_up_at_the_last_moment_leaves_the_old_base_as_it_was(fails: str, monkeypatch: pytest.MonkeyPatch):
+    base.main(toy())
+    before = files()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device", "artifacts/base")
+
+    with monkeypatch.context() as patch:
+        if fails == "write_json":
+            patch.setattr(base.outputs, "write_json", full)
+        else:
+            patch.setattr(type(base.BUILDING), "replace", lambda path, to: full() if path == base.BUILDING else path.rename(to))
+        with pytest.raises(OSError, match="No space left"):
+            base.main(toy(seed=2))
+    assert files() == before
+
+
+def test_a_checkpoint_that_does_not_fit_the_disk_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object, **__: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(LlamaForCausalLM, "save_pretrained", full)
+    with pytest.raises(BaseError, match=r"^artifacts/base/\.building: the checkpoint could not be written .*free some space"):
+        base.main(toy())

@@ -1,6 +1,7 @@
 """Stage compose: what a call records, writes, prints and refuses."""
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -258,3 +259,15 @@ def test_composing_imports_no_torch(project):
     code = "import sys, stages.compose; print({'torch', 'transformers', 'numpy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+@pytest.mark.slow
+def test_two_calls_at_once_lose_nothing_of_either(project):
+    command = [sys.executable, "-m", "stages.compose"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    calls = [
+        subprocess.Popen([*command, override], cwd=project, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for override in ("grpo.beta=0.7", "grpo.alpha=7", "grpo.rank=3")
+    ]
+    assert [call.wait() for call in calls] == [0, 0, 0]
+    assert sorted(active()) == ["grpo.alpha=7", "grpo.beta=0.7", "grpo.rank=3"]

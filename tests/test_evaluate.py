@@ -25,8 +25,9 @@ PROMPTS = [
     *"mean_kl mean_kl_low mean_kl_high".split(),
     *(f"{side}_{key}" for side in ("base", "policy") for key in ("mean_completion_tokens", "truncated", "empty")),
 ]
-COUNTS = ["heldout_pairs", "heldout_prompts", "samples"]
-BESIDE = {"skipped_long_pairs", "skipped_long_prompts", "training_reward"}
+COUNTS = ["heldout_pairs", "evaluated_pairs", "heldout_prompts", "evaluated_prompts", "samples"]
+SETTINGS = {"temperature", "top_p", "max_new_tokens", "max_sequence", "seed", "bootstrap", "kl_temperature"}
+BESIDE = {"skipped_long_pairs", "skipped_long_prompts", "training_reward", *SETTINGS}
 """What else the report says."""
 
 
@@ -44,7 +45,7 @@ def test_the_report_has_the_documented_keys_and_only_scalars(trained_project: Pa
     assert document.report == report()
     assert set(report()) == {*COUNTS, *PAIRS, *PROMPTS, *BESIDE}
     assert all(isinstance(value, str | int | float) for value in report().values())
-    assert [report()[key] for key in COUNTS] == [3, 3, 2]
+    assert [report()[key] for key in COUNTS] == [3, 3, 3, 3, 2]
     assert report()["training_reward"] == "reward:artifacts/reward/reward.safetensors"
 
 
@@ -116,10 +117,10 @@ def test_nothing_held_out_gives_nulls_and_a_line_that_says_so(trained_project: P
     capsys.readouterr()
     found = run("evaluate").report
     assert set(found) == {*COUNTS, *PAIRS, *PROMPTS, *BESIDE}
-    assert [found[key] for key in COUNTS] == [0, 0, 2]
+    assert [found[key] for key in COUNTS] == [0, 0, 0, 0, 2]
     assert all(found[key] is None for key in (*PAIRS, *PROMPTS))
     assert layout.SAMPLES.read_bytes() == b""
-    assert capsys.readouterr().err.splitlines()[-2:] == [
+    assert capsys.readouterr().err.splitlines()[-3:-1] == [
         f"no {rows} are held out (data.heldout_fraction), so what would be measured on them is null" for rows in ("prompts", "pairs")
     ]
 
@@ -176,7 +177,9 @@ def test_long_rows_are_skipped_whole_counted_and_named(trained_project: Path, ca
         ],
     )
     found = run("evaluate", max_sequence=6).report
-    assert [found[key] for key in ("heldout_prompts", "skipped_long_prompts", "heldout_pairs", "skipped_long_pairs")] == [1, 1, 1, 1]
+    for rows in ("prompts", "pairs"):
+        assert [found[f"{key}_{rows}"] for key in ("heldout", "evaluated", "skipped_long")] == [2, 1, 1]
+    assert found["reward_gain_low"] is None  # one prompt says nothing of the spread
     assert {row["prompt"] for row in samples()} == {"the guest cries."}
     said = capsys.readouterr().err
     assert "skipped 1 prompts longer than max_sequence 6: prompt 0\n" in said

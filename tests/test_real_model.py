@@ -112,7 +112,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 Evaluate(samples=1, temperature=0.9, top_p=0.95, max_new_tokens=8, max_sequence=512, seed=7, bootstrap=50), RUNTIME
             )
         )
-        export.main(export.Params(Export(), RUNTIME))
+        export.main(export.Params(Export()))
     return folder
 
 

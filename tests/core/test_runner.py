@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -136,3 +137,26 @@ def test_a_refusal_outside_dvc_says_nothing_of_bringing_outputs_back(stage, tmp_
     assert stage("raise DataError('x')", env=environment(DVC_STAGE="sample")).stderr == (
         "x\ndvc.yaml: DVC removed what sample had written before; to bring it back: dvc checkout a\n"
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("signum", "said", "code"), [(signal.SIGTERM, "stopped by SIGTERM", 143), (signal.SIGINT, "interrupted", 130)])
+@pytest.mark.parametrize("early", [True, False])
+def test_a_signal_ends_a_stage_in_one_line_at_any_moment(tmp_path, signum, said, code, early):
+    """Also while torch is imported, which takes seconds."""
+    folder = tmp_path / "project"
+    shutil.copytree(ROOT / "stages", folder / "stages", ignore=shutil.ignore_patterns("__pycache__"))
+    waiting = "import torch, time\n" if early else ""
+    main = "time.sleep(60)" if not early else "pass"
+    first = "from stages.core import runner\n"
+    source = STAGE.format(body=main).replace(first, f"{first}Path('begun').touch()\n{waiting}")
+    (folder / "stages/sample.py").write_text(source)
+    (folder / "params.yaml").write_text("runtime:\n  device: cpu\n  threads: 3\n")
+    command = [sys.executable, "-m", "stages.sample"]
+    started = subprocess.Popen(command, cwd=folder, env=environment(), stderr=subprocess.PIPE, encoding="utf-8")
+    while not (folder / "begun").exists():
+        time.sleep(0.01)
+    time.sleep(0.1 if early else 1.0)
+    started.send_signal(signum)
+    _, stderr = started.communicate(timeout=60)
+    assert (started.returncode, stderr) == (code, f"sample: {said}\n")

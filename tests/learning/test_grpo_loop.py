@@ -334,7 +334,7 @@ def test_the_mean_reward_is_that_of_the_rewards_given_and_the_spread_their_popul
 def test_one_flat_group_of_two_is_half():
     run = train_policy(fitting_prompts(2), Written([[2.7, 2.7], [1.0, 3.0]]), group=2, accumulation=2).run
     assert run.history[0]["flat_groups"] == 0.5
-    assert run.warning is None
+    assert run.warning is None or "constant" not in run.warning
 
 
 def test_a_reward_of_exactly_zero_is_kept():

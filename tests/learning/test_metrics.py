@@ -61,8 +61,8 @@ def test_the_interval_has_the_width_of_the_normal_one_for_many_values():
     assert (found.low, found.high) == pytest.approx((-0.098, 0.098), abs=0.01)
 
 
-def test_the_interval_of_one_value_or_of_equal_ones_is_that_value():
-    assert bootstrap_mean(np.array([0.1]), 20, 0) == (0.1, 0.1, 0.1)
+def test_one_value_has_no_interval_and_that_of_equal_ones_is_their_value():
+    assert bootstrap_mean(np.array([0.1]), 20, 0) == (0.1, None, None)
     assert bootstrap_mean(np.full(4, 0.5), 20, 0) == (0.5, 0.5, 0.5)
 
 

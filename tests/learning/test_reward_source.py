@@ -188,3 +188,16 @@ def test_two_reward_models_and_a_policy_share_one_base_without_touching(trained)
     rewards = rewards_of(first, PROMPT, COMPLETIONS)
     torch.testing.assert_close(rewards_of(second, PROMPT, COMPLETIONS), 2 * rewards, rtol=1e-6, atol=1e-7)
     assert torch.equal(rewards_of(first, PROMPT, COMPLETIONS), rewards)
+
+
+def test_a_reward_that_a_policy_was_trained_on_and_that_is_gone_is_the_policys_matter():
+    with pytest.raises(
+        ArtifactError, match=r"^artifacts/grpo/policy\.safetensors: it was trained on reward:data/rewards/gone\.safetensors, "
+    ):
+        reopen("reward:data/rewards/gone.safetensors", base_record())
+
+
+def test_a_reward_model_that_was_trained_under_another_template_is_said_so(tmp_path, trained, capsys):
+    path = write(tmp_path, artifact_of(trained, report={"chat_template": "applied", "precision": base_record().precision}))
+    open_source(path, base_record())
+    assert f"{path}: trained with base.chat_template applied, and scores here with {base_record().chat_template}" in capsys.readouterr().err

@@ -149,3 +149,21 @@ def test_neighbouring_groups_share_a_pass_while_their_padded_tokens_fit(monkeypa
     assert passes.passes([two_of_four, two_of_six, two_of_six]) == [range(2), range(2, 3)]
     assert passes.passes([one_of_two, three_of_ten, one_of_two]) == [range(1), range(1, 2), range(2, 3)]
     assert passes.passes([]) == []
+
+
+def test_a_token_that_cannot_be_drawn_adds_nothing_to_the_entropy(monkeypatch: pytest.MonkeyPatch):
+    # two tokens of probability 1/2, the others at -inf: ln 2
+    logits = torch.full((1, 2, tiny.VOCABULARY), float("-inf"))
+    logits[..., :2] = 0.0
+    monkeypatch.setattr(passes, "_logits", lambda *_: logits)
+    scores = completion_scores(tiny.model(), [6, 7], [[1]], 1.0)
+    assert scores.entropy.item() == pytest.approx(np.log(2))
+
+
+def test_neighbouring_groups_share_a_pass_while_their_logits_fit(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(passes, "LOGITS", 100)
+    # a pass of two has 2 rows, each with 1 + 1 positions from the last of the prompt on: 4 of them
+    groups = [passes.Completed([6, 7], [[8]])] * 3
+    assert passes.passes(groups, vocabulary=25) == [range(2), range(2, 3)]
+    assert passes.passes(groups, vocabulary=26) == [range(1), range(1, 2), range(2, 3)]
+    assert passes.passes(groups) == [range(3)]

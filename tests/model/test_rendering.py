@@ -144,3 +144,16 @@ def test_a_completion_is_shown_without_special_tokens_and_a_sequence_with_them()
     ids = raw.pair(Pair("the child", "is calm", "harsh")).chosen
     assert raw.text(ids) == "the child is calm"
     assert raw.shown(ids) == f"'<s> the child is calm </s>' = {ids}"
+
+
+def test_a_template_that_asks_for_the_date_gets_the_same_one_every_day():
+    dated = renderer("applied", template="{{ strftime_now('%d %B %Y') }} {{ messages[0]['content'] }}")
+    assert dated.prompt_text("red") == "01 January 2025 red"
+
+
+@pytest.mark.parametrize("template", ["{{ messages[0]['content'] + 1 }}", "{{ 1 / 0 }}", "{{ messages[7]['content'].x.y }}"])
+def test_a_template_with_a_fault_of_its_own_is_told_in_one_line(template: str):
+    with pytest.raises(DataError, match=r"^base\.chat_template: the checkpoint's template refuses user ") as caught:
+        renderer("applied", template=template).prompt("red")
+    (line,) = caught.value.lines()
+    assert "give every pair a prompt" not in line

@@ -78,8 +78,6 @@ def require_mappings(conf: Path) -> None:
             value = read_yaml(path)
         except SettingsError as error:
             problems += error.problems
-        except RecursionError:
-            problems.append(f"{path}: an anchor in it refers to itself; write the values out")
         else:
             if value is not None and not isinstance(value, dict):
                 problems.append(f"{path}: expected a mapping of settings, found {show(value)}")
@@ -128,9 +126,11 @@ def _compose(conf: Path, overrides: list[str]) -> Tree:
     except yaml.MarkedYAMLError as error:
         where = f"{error.problem_mark.name}:{error.problem_mark.line + 1}" if error.problem_mark else str(conf)
         raise SettingsError(f"{where.replace(str(conf.resolve()), str(conf))}: {error.problem or 'this is not YAML'}") from error
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
         text = " ".join(str(error).split()).replace(str(conf.resolve()), str(conf))
         raise SettingsError(f"{conf}/{PRIMARY}.yaml: Hydra cannot compose it: {text}") from error
+    except RecursionError as error:
+        raise SettingsError(f"{conf}/: a value in it refers to itself through a YAML anchor; write the value out") from error
     values: dict[str, Any] = {}
     problems: list[str] = []
     for name in config:

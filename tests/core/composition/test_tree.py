@@ -224,3 +224,14 @@ def test_a_folder_without_conf_is_told_where_to_run(project, monkeypatch):
 def test_composed_values_are_plain_yaml(project):
     values = tree.composed(CONF, ["reward=large"])
     assert yaml.safe_load(yaml.safe_dump(values)) == values
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("1", "expected a mapping of settings, found 1"), ("- 1", "expected a mapping of settings"), ("beta: &a [*a]", "refers to itself")],
+)
+def test_a_file_in_conf_that_holds_no_settings_is_named(project, content, said):
+    (project / "conf/grpo/default.yaml").write_text(content)
+    with pytest.raises(SettingsError) as caught:
+        tree.composed(Path("conf"), [])
+    assert any(line.startswith("conf/") and said in line for line in caught.value.lines()), caught.value.lines()

@@ -153,3 +153,9 @@ def test_no_field_has_a_default():
 
 def test_keys_of_both_bases_are_known():
     assert {"base.fit_steps", "base.model", "grpo.beta"} <= KEYS
+
+
+@pytest.mark.parametrize("key", ["rank", "group", "iterations", "accumulation", "max_new_tokens"])
+def test_a_count_has_an_upper_bound(key):
+    built = build_all(VALUES | {"grpo": VALUES["grpo"] | {key: 2**31}})
+    assert built.problems == [f"grpo.{key}: expected at most 2147483647 (found 2147483648)"]
