@@ -122,7 +122,7 @@ def test_a_refusal_under_dvc_says_how_to_bring_back_what_dvc_removed(small: Path
     done = run(small, "dvc", "repro", "reward")
     assert done.returncode == 255
     assert "every pair is longer than the sequence limit" in done.stderr
-    assert "dvc checkout artifacts/reward && git restore reports/plots/reward.csv reports/reward.json" in done.stderr
+    assert "dvc checkout artifacts/reward && git restore reports/reward.json reports/plots/reward.csv" in done.stderr
     assert not (small / "artifacts/reward/reward.safetensors").exists()
     assert run(small, "dvc", "checkout", "artifacts/reward").returncode == 0
     git(small, "restore", "reports/plots/reward.csv", "reports/reward.json")
