@@ -347,3 +347,19 @@ def test_a_base_that_only_ever_ends_is_refused_where_empty_completions_are_and_t
     assert (found["mean_reward"], found["history"][0]["mean_completion_tokens"], found["history"][0]["truncated"]) == (0.0, 0.0, 0.0)
     assert found["refused_groups"] == 0
     assert curve()[0]["mean_reward"] == "0.0"
+
+
+@pytest.mark.parametrize("precision", ["bf16", "f16"])
+def test_on_a_base_in_half_precision_the_identities_hold_and_the_adapters_are_float32(validated_project: Path, precision: str):
+    record = json.loads(layout.BASE_RECORD.read_text())
+    layout.BASE_RECORD.write_text(json.dumps(record | {"precision": precision}))
+    assert run("reward").report["first_loss"] == 0.6931471824645996
+    found = run("grpo").report
+    assert (found["precision"], abs(found["first_loss"]) < 1e-6) == (precision, True)
+    assert curve()[0]["mean_kl"] == "0.0"
+    # the scores of a group are apart by less than half precision can tell, and count all the same
+    assert all(entry["reward_spread"] > 0 and math.isfinite(entry["policy_loss"]) for entry in found["history"])
+    for path, kind in ((layout.REWARD, artifacts.REWARD), (layout.POLICY, artifacts.ADAPTER)):
+        tensors = artifacts.read(path, kind).tensors
+        assert {tensor.dtype.name for tensor in tensors.values()} == {"float32"}
+        assert sum((tensor != 0).any() for name, tensor in tensors.items() if "lora_B" in name) == 8
