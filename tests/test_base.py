@@ -18,6 +18,8 @@ from stages.files.base_record import read_base
 from stages.model import checkpoint
 from tests import tiny
 
+pytestmark = pytest.mark.slow
+
 RUNTIME = Runtime(device="cpu", threads=None)
 
 

@@ -17,6 +17,8 @@ from stages.model import checkpoint
 from stages.model.adapters import Adapters
 from tests.stage_settings import run, written
 
+pytestmark = pytest.mark.slow
+
 POLICY = layout.EXPORT / "policy"
 OF_PEFT = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT's own use of transformers
 

@@ -27,6 +27,8 @@ from stages.files import artifacts
 from stages.model import checkpoint
 from tests.stage_settings import STAGES, run, section, values, written
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[1]
 GRPO = "group-relative policy optimization requires "
 RM = "reward modeling requires "
