@@ -160,3 +160,20 @@ def test_a_signal_ends_a_stage_in_one_line_at_any_moment(tmp_path, signum, said,
     started.send_signal(signum)
     _, stderr = started.communicate(timeout=60)
     assert (started.returncode, stderr) == (code, f"sample: {said}\n")
+
+
+@pytest.mark.slow
+def test_the_collector_rests_while_a_stage_imports_and_runs_again_in_its_work(tmp_path):
+    folder = tmp_path / "project"
+    shutil.copytree(ROOT / "stages", folder / "stages", ignore=shutil.ignore_patterns("__pycache__"))
+    first = "from stages.core import runner\n"
+    check = "import gc\nassert not gc.isenabled()\n"
+    body = "assert gc.isenabled() and gc.get_freeze_count() > 0"
+    (folder / "stages/sample.py").write_text(STAGE.format(body=body).replace(first, first + check))
+    (folder / "params.yaml").write_text("runtime:\n  device: cpu\n  threads: 3\n")
+    command = [sys.executable, "-m", "stages.sample"]
+    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, encoding="utf-8", check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    # a process that only imports the module keeps its collector
+    program = "import gc, stages.core.runner; assert gc.isenabled()"
+    subprocess.run([sys.executable, "-c", program], cwd=folder, env=environment(), check=True)

@@ -331,10 +331,18 @@ def test_the_mean_reward_is_that_of_the_rewards_given_and_the_spread_their_popul
     assert run.history[0]["flat_groups"] == 0.0
 
 
-def test_one_flat_group_of_two_is_half():
+def test_one_flat_group_of_two_is_half_and_no_warning_where_completions_end(monkeypatch):
+    runs.scripted(monkeypatch, [[ended(5, 6), ended(7)], [ended(5), ended(7, 8)]])
     run = train_policy(fitting_prompts(2), Written([[2.7, 2.7], [1.0, 3.0]]), group=2, accumulation=2).run
     assert run.history[0]["flat_groups"] == 0.5
-    assert run.warning is None or "constant" not in run.warning
+    assert run.warning is None
+
+
+def test_where_no_completion_ended_it_is_said_also_when_their_rewards_differ(monkeypatch):
+    runs.scripted(monkeypatch, [[cut(5, 6), cut(7, 8)]])
+    run = train_policy(fitting_prompts(1), Written([[1.0, 3.0]]), group=2).run
+    assert run.history[0]["flat_groups"] == 0.0
+    assert run.warning == "no completion ended; every one was cut at max_new_tokens and scored at its last token"
 
 
 def test_a_reward_of_exactly_zero_is_kept():
