@@ -12,7 +12,6 @@ from stages.model.rendering import EncodedPair, Renderer
 NAMED = 5
 """How many skipped rows or unknown words a line names; the rest are counted."""
 
-
 TRAIN = "train on"
 
 
@@ -38,15 +37,8 @@ class FittingPairs(NamedTuple):
 def fitting_prompts(section: str, prompts: Sequence[Prompt], renderer: Renderer, max_sequence: int, purpose: str = TRAIN) -> FittingPrompts:
     """Prompts of at most `max_sequence` tokens as rendered; raises TrainingError where there is none."""
     encoded = [renderer.prompt(prompt.prompt) for prompt in prompts]
-    kept = [index for index, ids in enumerate(encoded) if len(ids) <= max_sequence]
-    _say_skipped("prompt", [index for index in range(len(encoded)) if index not in set(kept)], max_sequence)
-    if prompts and not kept:
-        raise TrainingError(
-            f"{section}.max_sequence: every prompt is longer than the sequence limit, so there is nothing to {purpose} "
-            f"(the shortest has {min(map(len, encoded))} tokens, the limit is {max_sequence})"
-        )
+    kept = _kept(section, "prompt", [len(ids) for ids in encoded], max_sequence, purpose)
     if kept:
-        _say_lengths("prompt", [len(encoded[index]) for index in kept])
         say(f"first prompt {renderer.shown(encoded[kept[0]])}")
     return FittingPrompts([encoded[index] for index in kept], kept, len(encoded) - len(kept))
 
@@ -54,15 +46,8 @@ def fitting_prompts(section: str, prompts: Sequence[Prompt], renderer: Renderer,
 def fitting_pairs(section: str, pairs: Sequence[Pair], renderer: Renderer, max_sequence: int, purpose: str = TRAIN) -> FittingPairs:
     """Pairs of which both whole sides have at most `max_sequence` tokens; raises TrainingError where there is none."""
     encoded = [renderer.pair(pair) for pair in pairs]
-    kept = [index for index, pair in enumerate(encoded) if pair.longest <= max_sequence]
-    _say_skipped("pair", [index for index in range(len(encoded)) if index not in set(kept)], max_sequence)
-    if pairs and not kept:
-        raise TrainingError(
-            f"{section}.max_sequence: every pair is longer than the sequence limit, so there is nothing to {purpose} "
-            f"(the shortest pair's longer side has {min(pair.longest for pair in encoded)} tokens, the limit is {max_sequence})"
-        )
+    kept = _kept(section, "pair", [pair.longest for pair in encoded], max_sequence, purpose)
     if kept:
-        _say_lengths("pair", [encoded[index].longest for index in kept])
         say(f"first chosen {renderer.shown(encoded[kept[0]].chosen)}")
         say(f"first rejected {renderer.shown(encoded[kept[0]].rejected)}")
     return FittingPairs([encoded[index] for index in kept], kept, len(encoded) - len(kept))
@@ -87,13 +72,23 @@ def say_unknown(renderer: Renderer) -> int:
     return total
 
 
-def _say_skipped(what: str, indexes: Sequence[int], max_sequence: int) -> None:
-    if indexes:
-        named = ", ".join(str(index) for index in indexes[:NAMED])
-        more = f" and {len(indexes) - NAMED} more" if len(indexes) > NAMED else ""
-        say(f"skipped {len(indexes)} {what}s longer than max_sequence {max_sequence}: {what} {named}{more}")
+def _kept(section: str, what: str, lengths: Sequence[int], max_sequence: int, purpose: str) -> list[int]:
+    """Indexes of the rows within the limit, told with those that are not; raises TrainingError where all rows are beyond it.
 
-
-def _say_lengths(what: str, lengths: Sequence[int]) -> None:
-    ranked = sorted(lengths)
-    say(f"{len(ranked)} {what}s of {ranked[0]} to {ranked[-1]} tokens, median {ranked[len(ranked) // 2]}")
+    A pair's length is its longer side's.
+    """
+    kept = [index for index, length in enumerate(lengths) if length <= max_sequence]
+    skipped = [index for index, length in enumerate(lengths) if length > max_sequence]
+    if skipped:
+        named = ", ".join(str(index) for index in skipped[:NAMED])
+        more = f" and {len(skipped) - NAMED} more" if len(skipped) > NAMED else ""
+        say(f"skipped {len(skipped)} {what}s longer than max_sequence {max_sequence}: {what} {named}{more}")
+    if skipped and not kept:
+        raise TrainingError(
+            f"{section}.max_sequence: every {what} is longer than the sequence limit, so there is nothing to {purpose} "
+            f"(the shortest has {min(lengths)} tokens, the limit is {max_sequence})"
+        )
+    if kept:
+        ranked = sorted(lengths[index] for index in kept)
+        say(f"{len(ranked)} {what}s of {ranked[0]} to {ranked[-1]} tokens, median {ranked[len(ranked) // 2]}")
+    return kept

@@ -105,14 +105,7 @@ def fit(
     planned = planned_steps(len(prompts.ids), settings)
     trainable = adapters.add_fresh(ADAPTER_NAME, plan, settings.seed)
     say(f"training {len(trainable)} adapter tensors ({count(trainable)} parameters) at rank {plan.rank} across {len(plan.layers)} layers")
-    optimizer = Optimizer(
-        trainable,
-        steps=planned,
-        peak=settings.learning_rate,
-        warmup_steps=settings.warmup_steps,
-        weight_decay=settings.weight_decay,
-        max_grad_norm=settings.max_grad_norm,
-    )
+    optimizer = Optimizer(trainable, planned, settings)
     steps: list[dict[str, Any]] = []
     iterations: list[dict[str, Any]] = []
     refused = 0

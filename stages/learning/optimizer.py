@@ -1,6 +1,7 @@
 """AdamW over adapter tensors, one guarded step at a time."""
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -9,33 +10,44 @@ from stages.core.errors import TrainingError
 from stages.learning import schedule
 
 
+class Settings(Protocol):
+    """What the sections `reward` and `grpo` both say of the optimizer; each loop passes its own."""
+
+    @property
+    def learning_rate(self) -> float:
+        """The peak rate."""
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps of linear warm-up."""
+
+    @property
+    def weight_decay(self) -> float:
+        """AdamW's, decoupled."""
+
+    @property
+    def max_grad_norm(self) -> float:
+        """The norm that the gradient is clipped to."""
+
+
 class Optimizer:
     """torch's AdamW with its gradient clipping, the rate of each planned step, and a stop before a step that is not finite."""
 
-    def __init__(
-        self,
-        parameters: Mapping[str, nn.Parameter],
-        *,
-        steps: int,
-        peak: float,
-        warmup_steps: int,
-        weight_decay: float,
-        max_grad_norm: float,
-    ) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], planned_steps: int, settings: Settings) -> None:
         self._parameters = list(parameters.values())
-        self._adamw = torch.optim.AdamW(self._parameters, lr=peak, weight_decay=weight_decay)
-        self._steps, self._peak, self._warmup_steps, self._max_grad_norm = steps, peak, warmup_steps, max_grad_norm
+        self._adamw = torch.optim.AdamW(self._parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay)
+        self._planned_steps, self._settings = planned_steps, settings
 
     def rate(self, step: int) -> float:
         """The learning rate of a planned step, from 0."""
-        return schedule.learning_rate(step, self._steps, self._peak, self._warmup_steps)
+        return schedule.learning_rate(step, self._planned_steps, self._settings.learning_rate, self._settings.warmup_steps)
 
     def step(self, step: int, where: str) -> float:
         """Steps with the gradients as they are, clears them, and returns their norm before clipping.
 
         Raises TrainingError, naming `where`, before any weight moves, if the norm is not finite.
         """
-        norm = float(nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm))
+        norm = float(nn.utils.clip_grad_norm_(self._parameters, self._settings.max_grad_norm))
         if not torch.isfinite(torch.tensor(norm)):
             raise TrainingError(f"{where}: the gradient is not finite ({norm}); no weight was moved; lower the learning rate")
         for group in self._adamw.param_groups:

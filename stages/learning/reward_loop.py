@@ -53,14 +53,7 @@ def fit(reward_model: RewardModel, plan: Plan, pairs: Sequence[EncodedPair], set
     steps = planned_steps(len(pairs), settings)
     trainable = reward_model.trainable()
     say(f"training {len(trainable)} tensors ({count(trainable)} parameters) at rank {plan.rank} across {len(plan.layers)} layers")
-    optimizer = Optimizer(
-        trainable,
-        steps=steps,
-        peak=settings.learning_rate,
-        warmup_steps=settings.warmup_steps,
-        weight_decay=settings.weight_decay,
-        max_grad_norm=settings.max_grad_norm,
-    )
+    optimizer = Optimizer(trainable, steps, settings)
     rows: list[dict[str, Any]] = []
     with bar(steps, "reward") as advance:
         for epoch in range(settings.epochs):

@@ -92,7 +92,7 @@ def test_pairs_that_are_all_too_long_are_refused(renderer):
     with pytest.raises(
         TrainingError,
         match=r"^reward\.max_sequence: every pair is longer than the sequence limit, so there is nothing to train on "
-        r"\(the shortest pair's longer side has 6 tokens, the limit is 5\)$",
+        r"\(the shortest has 6 tokens, the limit is 5\)$",
     ):
         fitting_pairs("reward", [Pair(None, words(1), words(4)), Pair(None, words(7), words(1))], renderer, 5)
     with pytest.raises(TrainingError, match=r"^evaluate\.max_sequence: .* nothing to evaluate on "):

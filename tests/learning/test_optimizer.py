@@ -1,5 +1,7 @@
 """The optimizer: torch's own AdamW and clipping, the planned rate, and the stop before a step that is not finite."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,16 @@ from stages.learning import schedule
 from stages.learning.optimizer import Optimizer, count
 
 SHAPES = ((3, 4), (2,))
-PLAN = {"steps": 5, "peak": 0.1, "warmup_steps": 2}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Five planned steps, with the settings that a section would bring."""
+
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1e9
+    learning_rate: float = 0.1
+    warmup_steps: int = 2
 
 
 def parameters() -> dict[str, nn.Parameter]:
@@ -26,7 +37,7 @@ def give_gradients(tensors, step: int) -> None:
 @pytest.mark.parametrize(("weight_decay", "max_grad_norm"), [(0.0, 1e9), (0.3, 1e9), (0.0, 0.5), (0.3, 0.5)])
 def test_steps_are_those_of_torchs_adamw_and_clipping_called_directly(weight_decay, max_grad_norm):
     ours, theirs = parameters(), list(parameters().values())
-    optimizer = Optimizer(ours, **PLAN, weight_decay=weight_decay, max_grad_norm=max_grad_norm)
+    optimizer = Optimizer(ours, 5, Plan(weight_decay, max_grad_norm))
     adamw = torch.optim.AdamW(theirs, lr=1.0, weight_decay=weight_decay)
     for step in range(3):
         give_gradients(ours.values(), step)
@@ -43,7 +54,7 @@ def test_decay_and_clipping_change_the_weights():
 
     def after(weight_decay, max_grad_norm):
         tensors = parameters()
-        optimizer = Optimizer(tensors, **PLAN, weight_decay=weight_decay, max_grad_norm=max_grad_norm)
+        optimizer = Optimizer(tensors, 5, Plan(weight_decay, max_grad_norm))
         for step in range(2):
             give_gradients(tensors.values(), step * 7)
             optimizer.step(step, "here")
@@ -57,14 +68,14 @@ def test_decay_and_clipping_change_the_weights():
 def test_the_norm_returned_is_the_one_before_clipping():
     tensor = nn.Parameter(torch.zeros(2))
     tensor.grad = torch.tensor([3.0, 4.0])  # norm 5
-    assert Optimizer({"t": tensor}, **PLAN, weight_decay=0.0, max_grad_norm=0.5).step(0, "here") == pytest.approx(5.0)
+    assert Optimizer({"t": tensor}, 5, Plan(0.0, 0.5)).step(0, "here") == pytest.approx(5.0)
 
 
 def test_a_step_follows_the_planned_index_and_not_the_number_of_steps_taken():
     # AdamW's first step moves by the rate times the gradient's sign, up to its epsilon
     tensor = nn.Parameter(torch.zeros(1))
     tensor.grad = torch.tensor([1.0])
-    optimizer = Optimizer({"t": tensor}, **PLAN, weight_decay=0.0, max_grad_norm=1e9)
+    optimizer = Optimizer({"t": tensor}, 5, Plan(0.0, 1e9))
     optimizer.step(4, "here")
     rate = schedule.learning_rate(4, 5, 0.1, 2)
     assert optimizer.rate(4) == rate
@@ -78,14 +89,14 @@ def test_a_gradient_that_is_not_finite_stops_before_any_weight_moves(broken):
     tensors["(2,)"].grad[1] = broken
     before = [tensor.detach().clone() for tensor in tensors.values()]
     with pytest.raises(TrainingError, match=r"^iteration 1/3 step 2/18: the gradient is not finite .*no weight was moved"):
-        Optimizer(tensors, **PLAN, weight_decay=0.1, max_grad_norm=1.0).step(1, "iteration 1/3 step 2/18")
+        Optimizer(tensors, 5, Plan(0.1, 1.0)).step(1, "iteration 1/3 step 2/18")
     assert all(torch.equal(tensor, old) for tensor, old in zip(tensors.values(), before, strict=True))
 
 
 def test_gradients_are_cleared_after_a_step():
     tensors = parameters()
     give_gradients(tensors.values(), 0)
-    Optimizer(tensors, **PLAN, weight_decay=0.0, max_grad_norm=1.0).step(0, "here")
+    Optimizer(tensors, 5, Plan(0.0, 1.0)).step(0, "here")
     assert all(tensor.grad is None for tensor in tensors.values())
 
 
@@ -94,7 +105,7 @@ def test_a_first_gradient_of_zero_leaves_every_byte_where_nothing_decays():
     before = [tensor.detach().numpy().tobytes() for tensor in tensors.values()]
     for tensor in tensors.values():
         tensor.grad = torch.zeros_like(tensor)
-    Optimizer(tensors, **PLAN, weight_decay=0.0, max_grad_norm=1.0).step(0, "here")
+    Optimizer(tensors, 5, Plan(0.0, 1.0)).step(0, "here")
     assert [tensor.detach().numpy().tobytes() for tensor in tensors.values()] == before
 
 
