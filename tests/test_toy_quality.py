@@ -44,6 +44,9 @@ def test_reward_model_and_policy_learn_and_it_shows_on_what_was_held_out(whole: 
     rows = samples(whole)
     share = {side: calm_share([row[side] for row in rows]) for side in ("base", "policy")}
     assert share["policy"] > share["base"] + 0.1, share
+    # 87 to 99% over four seeds when measured; a policy that games the reward model falls to 60%
+    whole_sentences = [toy_language.tone(row["policy"]) is not None for row in rows]
+    assert sum(whole_sentences) / len(rows) >= 0.75
 
 
 def test_the_base_writes_whole_sentences(whole: Path):
