@@ -46,8 +46,8 @@ def _composed(request: Request) -> runner.Document:
     recorded = [] if request.reset else overrides.recorded(layout.OVERRIDES)
     added = overrides.parse(request.added)
     active = overrides.merge(overrides.drop(recorded, request.dropped), added.overrides)
-    say(f"overrides: {' '.join(active) or 'none'}")
     values = tree.composed(layout.CONF, active, added.problems)
+    say(f"overrides: {' '.join(active) or 'none'}")
     before = params_yaml.read(layout.PARAMS)
     after = params_yaml.flatten(values)
     if isinstance(before, params_yaml.Unusable):

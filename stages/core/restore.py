@@ -37,7 +37,7 @@ def advice(stage: str) -> list[str]:
     if commands:
         line += f"; to bring it back: {' && '.join(commands)}"
     if lost:
-        line += f"; never committed as that run wrote it, so not in Git: {' '.join(lost)}"
+        line += f"; not in Git as that run wrote it: {' '.join(lost)}: set back what changed and run dvc repro, which has it in its cache"
     return [line]
 
 

@@ -35,6 +35,7 @@ stages:
     - {path: reports/grpo.json, md5: c4ca4238a0b923820dcc509a6f75849b}
     - {path: reports/plots/grpo.csv, md5: c4ca4238a0b923820dcc509a6f75849b}
 """
+AGAIN = ": set back what changed and run dvc repro, which has it in its cache"
 START = "dvc.yaml: DVC removed what grpo had written before"
 
 
@@ -70,7 +71,7 @@ def test_reports_that_were_never_committed_are_said_to_be_nowhere(project):
     commit(project, "reports/grpo.json")
     assert restore.advice("grpo") == [
         f"{START}; to bring it back: dvc checkout artifacts/grpo && git restore reports/grpo.json; "
-        "never committed as that run wrote it, so not in Git: reports/plots/grpo.csv"
+        f"not in Git as that run wrote it: reports/plots/grpo.csv{AGAIN}"
     ]
 
 
@@ -80,7 +81,7 @@ def test_a_report_that_was_committed_from_another_run_is_not_offered(project):
     git("commit", "-q", "-a", "-m", "another")
     assert restore.advice("grpo") == [
         f"{START}; to bring it back: dvc checkout artifacts/grpo && git restore reports/plots/grpo.csv; "
-        "never committed as that run wrote it, so not in Git: reports/grpo.json"
+        f"not in Git as that run wrote it: reports/grpo.json{AGAIN}"
     ]
 
 
@@ -91,7 +92,7 @@ def test_a_project_inside_a_larger_repository_is_asked_for_its_own_paths(project
     (inner / "dvc.yaml").write_text(PIPELINE)
     (inner / "dvc.lock").write_text(LOCK)
     monkeypatch.chdir(inner)
-    assert "never committed as that run wrote it, so not in Git: reports/grpo.json" in restore.advice("grpo")[0]
+    assert "not in Git as that run wrote it: reports/grpo.json" in restore.advice("grpo")[0]
 
 
 def test_a_stage_that_was_never_run_has_nothing_to_bring_back(project):

@@ -154,7 +154,12 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
     section = key.partition(".")[0]
     own = [name.partition(".")[2] for name in sorted(known) if name.startswith(section + ".")]
     sections = sorted({name.partition(".")[0] for name in known})
-    there = f"{section} has {', '.join(own)}" if own else f"the sections are {', '.join(sections)}"
+    if own:
+        there = f"{section} has {', '.join(own)}"
+    elif section in known:
+        there = f"{section} has no settings of its own"
+    else:
+        there = f"the sections are {', '.join(sections)}"
     return f"{key} is not a setting; {there}"
 
 

@@ -111,6 +111,7 @@ def test_a_key_that_conf_leaves_out_can_be_set(project):
         ("reward.learning_rte=1", ["reward.learning_rte is not a setting; did you mean reward.learning_rate?"]),
         ("reward.beta=0.1", ["reward.beta is not a setting; did you mean grpo.beta?"]),
         ("beta=0.1", ["beta is not a setting; did you mean grpo.beta?"]),
+        ("export.merge=true", ["export.merge is not a setting; export has no settings of its own"]),
         ("experimnt=recorded", ["experimnt is not a setting; did you mean experiment?"]),
         ("reward=huge", ['reward: "huge" is not an option of conf/reward/; the options are default, large']),
         ("reward=../grpo/default", ['reward: "../grpo/default" is not an option of conf/reward/; the options are default, large']),
