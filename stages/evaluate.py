@@ -78,8 +78,9 @@ def main(params: Params) -> Document:
         **comparison.prompt_figures(compared, settings, training is not None),
     }
     texts = [prompts[index].prompt for index in fitted.indexes]
-    outputs.write_jsonl(layout.SAMPLES, comparison.sample_rows(compared, texts, renderer))
-    outputs.write_json(layout.report("evaluate"), report)
+    with outputs.together():
+        outputs.write_jsonl(layout.SAMPLES, comparison.sample_rows(compared, texts, renderer))
+        outputs.write_json(layout.report("evaluate"), report)
     return Document(layout.SAMPLES, report)
 
 

@@ -30,7 +30,7 @@ class Params:
 def main(params: Params) -> Document:
     """Trains, and writes the artifact and its report last and whole."""
     settings = params.grpo
-    prompts = records.load_prompts(layout.TRAIN_PROMPTS)
+    prompts = records.load_prompts(layout.TRAIN_PROMPTS, at_least=1)
     base = base_record.read_base()
     source = reward_source.open_source(settings.reward, base)
     found = checkpoint.find(base)
@@ -47,9 +47,10 @@ def main(params: Params) -> Document:
     run = grpo_loop.fit(adapted, plan, source.attach(adapted), fitted, base.end_tokens, settings, HistoryFile("grpo"))
     tensors = adapters.to_numpy(adapted.factors(grpo_loop.ADAPTER_NAME))
     report = grpo_report.grpo_report(run, source.name, base, plan, settings, prompts, fitted, tensors, unknown)
-    artifacts.write(layout.POLICY, trained.artifact(artifacts.ADAPTER, base, plan, report, tensors))
-    outputs.write_csv(layout.curve("grpo"), grpo_loop.CURVE, run.steps)
-    outputs.write_json(layout.report("grpo"), report)
+    with outputs.together():
+        artifacts.write(layout.POLICY, trained.artifact(artifacts.ADAPTER, base, plan, report, tensors))
+        outputs.write_csv(layout.curve("grpo"), grpo_loop.CURVE, run.steps)
+        outputs.write_json(layout.report("grpo"), report)
     return Document(layout.POLICY, report)
 
 

@@ -31,7 +31,7 @@ class Params:
 def main(params: Params) -> Document:
     """Trains, and writes the artifact and its report last and whole."""
     settings = params.reward
-    pairs = records.load_pairs(layout.TRAIN_PAIRS)
+    pairs = records.load_pairs(layout.TRAIN_PAIRS, at_least=1)
     base = base_record.read_base()
     found = checkpoint.find(base)
     renderer = Renderer(found.tokenizer, base)
@@ -47,9 +47,10 @@ def main(params: Params) -> Document:
     run = reward_loop.fit(reward_model, plan, fitted.pairs, settings, HistoryFile("reward"))
     tensors = adapters.to_numpy(reward_model.trainable())
     report = reward_report.reward_report(run, base, plan, settings, pairs, fitted, tensors, unknown)
-    artifacts.write(layout.REWARD, trained.artifact(artifacts.REWARD, base, plan, report, tensors))
-    outputs.write_csv(layout.curve("reward"), reward_loop.CURVE, run.steps)
-    outputs.write_json(layout.report("reward"), report)
+    with outputs.together():
+        artifacts.write(layout.REWARD, trained.artifact(artifacts.REWARD, base, plan, report, tensors))
+        outputs.write_csv(layout.curve("reward"), reward_loop.CURVE, run.steps)
+        outputs.write_json(layout.report("reward"), report)
     return Document(layout.REWARD, report)
 
 

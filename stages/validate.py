@@ -50,11 +50,12 @@ def main(params: Params) -> Document:
         **{finding.key: len(finding.places) for finding in findings},
         "diversity": inspection.diversity([*(row.prompt for row in prompts.prompts), *inspection.pair_texts(pairs)]),
     }
-    records.write_prompts(layout.TRAIN_PROMPTS, prompt_split.train)
-    records.write_prompts(layout.HELDOUT_PROMPTS, prompt_split.heldout)
-    records.write_pairs(layout.TRAIN_PAIRS, pair_split.train)
-    records.write_pairs(layout.HELDOUT_PAIRS, pair_split.heldout)
-    outputs.write_json(layout.report("validate"), report)
+    with outputs.together():
+        records.write_prompts(layout.TRAIN_PROMPTS, prompt_split.train)
+        records.write_prompts(layout.HELDOUT_PROMPTS, prompt_split.heldout)
+        records.write_pairs(layout.TRAIN_PAIRS, pair_split.train)
+        records.write_pairs(layout.HELDOUT_PAIRS, pair_split.heldout)
+        outputs.write_json(layout.report("validate"), report)
     return Document(layout.VALIDATE, report)
 
 

@@ -10,6 +10,7 @@ from tokenizers.models import WordLevel
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from stages.files.base_record import BaseRecord
+from stages.files.fingerprint import Digests
 from stages.model import checkpoint
 
 UNKNOWN, BEGIN, END, TURN, PAD = "<unk>", "<s>", "</s>", "<turn>", "<pad>"
@@ -142,7 +143,7 @@ def base(words: PreTrainedTokenizerFast, chat_template: str = "applied") -> Base
         config_sha256="c",
         tokenizer_sha256="t",
         template_sha256=None,
-        fingerprint="f",
+        fingerprint=Digests("w", "c", "t", None).fingerprint([IDS[END], IDS[TURN]]),
     )
 
 

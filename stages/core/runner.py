@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
@@ -83,6 +84,9 @@ def execute(stage: str, work: Callable[[], Document]) -> NoReturn:
         if error.filename is None and error.errno not in DISK_FULL:
             raise
         _end(stage, [_cannot(stage, error)], 1)
+    except Exception:  # noqa: BLE001 - our own mistake: told whole, and under DVC with what brings the earlier outputs back
+        traceback.print_exc()
+        _end(stage, [], 1)
     text = json.dumps({"path": document.path.as_posix(), "report": document.report}, indent=2, ensure_ascii=False, allow_nan=False)
     try:
         sys.stdout.write(text + "\n")

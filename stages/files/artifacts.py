@@ -6,8 +6,8 @@ Checked in both directions, before they reach disk and when they are read; never
 import dataclasses
 import hashlib
 import json
-import math
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +83,7 @@ class Artifact:
 
 
 def write(path: Path, artifact: Artifact) -> None:
-    """Writes the two files, each whole under a temporary name and then renamed; raises ArtifactError where it is no artifact."""
+    """Writes the two files, both or none, each under a temporary name and then renamed; raises ArtifactError where it is no artifact."""
     found = artifact.problems()
     if found:
         raise ArtifactError([f"{path}: not written: {problem}" for problem in found])
@@ -95,8 +95,9 @@ def write(path: Path, artifact: Artifact) -> None:
     sidecar["weights_sha256"] = hashlib.sha256(weights).hexdigest()
     sidecar["report"] = dict(artifact.report)
     sidecar["digest"] = digest(sidecar)
-    outputs.write_json(sidecar_path(path), sidecar)  # first, since a number in its report may still not be finite
-    outputs.write_bytes(path, weights)
+    with outputs.together():
+        outputs.write_json(sidecar_path(path), sidecar)
+        outputs.write_bytes(path, weights)
 
 
 def read(path: Path, kind: str) -> Artifact:
@@ -184,7 +185,7 @@ def _is_text(value: object) -> bool:
 
 
 def _is_count(value: object, low: int = 1) -> bool:
-    return type(value) is int and value >= low
+    return type(value) is int and low <= value < 2**31
 
 
 FIELDS: dict[str, Callable[[Any], bool]] = {
@@ -192,7 +193,7 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
     "model_revision": lambda value: value is None or _is_text(value),
     "base_fingerprint": _is_text,
     "rank": _is_count,
-    "alpha": lambda value: type(value) in (int, float) and math.isfinite(value) and value > 0,
+    "alpha": lambda value: type(value) in (int, float) and 0 < value <= sys.float_info.max,
     "targets": lambda value: isinstance(value, list) and all(map(_is_text, value)),
     "layers": lambda value: isinstance(value, list) and all(_is_count(number, 0) for number in value),
     "hidden_size": _is_count,

@@ -2,12 +2,15 @@
 
 import dataclasses
 import json
+import types
+import typing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stages.core import layout
 from stages.core.errors import BaseError
+from stages.files.fingerprint import Digests
 
 
 @dataclass(frozen=True)
@@ -64,9 +67,26 @@ def read_base(path: Path = layout.BASE_RECORD) -> BaseRecord:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise BaseError(f"{path}: no base is recorded; run `dvc repro base`") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BaseError(f"{path}: not readable as JSON ({error}); run `dvc repro -f base`") from error
     names = {field.name for field in dataclasses.fields(BaseRecord)}
     if not isinstance(value, dict) or set(value) != names:
         raise BaseError(f"{path}: not a base record of this version; run `dvc repro -f base`")
-    return BaseRecord(**value)
+    wrong = [name for name, hint in typing.get_type_hints(BaseRecord).items() if not _is(value[name], hint)]
+    wrong += [] if value["end_tokens"] else ["end_tokens"]
+    if wrong:
+        raise BaseError(f"{path}: {wrong[0]} is not what the base stage writes; run `dvc repro -f base`")
+    record = BaseRecord(**value)
+    digests = Digests(record.weights_sha256, record.config_sha256, record.tokenizer_sha256, record.template_sha256)
+    if record.fingerprint != digests.fingerprint(record.end_tokens):
+        raise BaseError(f"{path}: its fingerprint is not that of its digests: it was changed after it was written; run `dvc repro -f base`")
+    return record
+
+
+def _is(value: object, hint: Any) -> bool:
+    """Whether a JSON value is of a field's type; true is no number."""
+    if isinstance(hint, types.UnionType):
+        return any(_is(value, option) for option in typing.get_args(hint))
+    if typing.get_origin(hint) is list:
+        return isinstance(value, list) and all(_is(item, typing.get_args(hint)[0]) for item in value)
+    return type(value) is hint

@@ -9,6 +9,7 @@ from stages.core.errors import BaseError
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
+ADAPTER_CONFIG = "adapter_config.json"
 TOKENIZER_FILES = (
     "added_tokens.json",
     "merges.txt",
@@ -50,16 +51,18 @@ class Digests(NamedTuple):
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint, in a fixed order; raises BaseError where it has none."""
+    """The safetensors files that transformers loads of a folder, in a fixed order; raises BaseError where it has none.
+
+    Like transformers, it takes an index only where there is no single file.
+    """
+    if (folder / ADAPTER_CONFIG).is_file():  # transformers would add the adapter, or load the base that it names instead
+        raise BaseError(
+            f"base.model: {folder} holds a PEFT adapter ({ADAPTER_CONFIG}); name its base, or a checkpoint that it was merged into"
+        )
     index = folder / WEIGHTS_INDEX
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BaseError(f"{index}: not an index of weights ({error}); fetch the checkpoint again") from error
-        files = [folder / name for name in names]
-    else:
-        files = [folder / WEIGHTS]
+    files = [folder / WEIGHTS]
+    if index.is_file() and not files[0].is_file():
+        files = [folder / name for name in _indexed(index)]
     lacking = [file.name for file in files if not file.is_file()]
     if lacking:
         pickled = sorted(file.name for file in folder.glob("*.bin"))
@@ -71,8 +74,11 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def digest_checkpoint(folder: Path, chat_template: str | None) -> Digests:
-    """Digests of the files of a checkpoint folder; `chat_template` is the tokenizer's own, as loaded."""
+def digest_checkpoint(folder: Path, chat_template: str | None, *, code: bool) -> Digests:
+    """Digests of the files of a checkpoint folder; `chat_template` is the tokenizer's own, as loaded.
+
+    Where its code may run, `code`, the Python files count as part of the configuration. Raises BaseError for broken JSON.
+    """
     weights = hashlib.sha256()
     for file in weight_files(folder):
         with file.open("rb") as stream:
@@ -80,9 +86,30 @@ def digest_checkpoint(folder: Path, chat_template: str | None) -> Digests:
     tokenizer = [(name, _file_digest(folder / name)) for name in TOKENIZER_FILES if (folder / name).is_file()]
     return Digests(
         weights=weights.hexdigest(),
-        config=_file_digest(folder / "config.json"),
+        config=_config_digest(folder, code),
         tokenizer=_text_digest(json.dumps(tokenizer)),
         template=None if chat_template is None else _text_digest(chat_template),
+    )
+
+
+def _indexed(index: Path) -> list[str]:
+    try:
+        names = set(json.loads(index.read_bytes())["weight_map"].values())
+        wrong = [name for name in names if Path(name).name != name]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BaseError(f"{index}: not an index of weights ({error}); fetch the checkpoint again") from error
+    if wrong or not names:
+        raise BaseError(f"{index}: it names {f'no file of this folder: {wrong[0]!r}' if wrong else 'no file'}; fetch the checkpoint again")
+    return sorted(names)
+
+
+def _config_digest(folder: Path, code: bool) -> str:
+    config = _file_digest(folder / "config.json")
+    files = sorted(folder.rglob("*.py")) if code else []
+    return (
+        _text_digest(json.dumps([config, *((file.relative_to(folder).as_posix(), _file_digest(file)) for file in files)]))
+        if files
+        else config
     )
 
 
@@ -94,7 +121,10 @@ def _file_digest(path: Path) -> str:
     """sha256 of a file; of a JSON object's values without the volatile keys, so that layout does not count."""
     content = path.read_bytes()
     if path.suffix == ".json":
-        value: Any = json.loads(content)
+        try:
+            value: Any = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise BaseError(f"{path}: not JSON ({error}); fetch the checkpoint again") from error
         if isinstance(value, dict):
             stable = {key: item for key, item in value.items() if key not in VOLATILE}
             return _text_digest(json.dumps(stable, sort_keys=True))

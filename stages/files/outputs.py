@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stages.core.atomic import together as together
 from stages.core.atomic import write_bytes as write_bytes
 
 

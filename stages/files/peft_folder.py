@@ -31,6 +31,7 @@ def write_policy(folder: Path, policy: Artifact, base: BaseRecord) -> Path:
         "target_modules": sorted({factor["module"] for factor in map(FACTOR.fullmatch, policy.tensors) if factor}),
         "task_type": "CAUSAL_LM",
     }
-    outputs.write_json(folder / CONFIG, config)
-    outputs.write_bytes(folder / WEIGHTS, safetensors.numpy.save(dict(policy.tensors), metadata={"format": "pt"}))
+    with outputs.together():
+        outputs.write_json(folder / CONFIG, config)
+        outputs.write_bytes(folder / WEIGHTS, safetensors.numpy.save(dict(policy.tensors), metadata={"format": "pt"}))
     return folder

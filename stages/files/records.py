@@ -113,14 +113,14 @@ def write_pairs(path: Path, pairs: Iterable[Pair]) -> None:
     outputs.write_jsonl(path, (_line(pair) for pair in pairs))
 
 
-def load_prompts(path: Path) -> list[Prompt]:
-    """The prompts that validate wrote, perhaps none; raises DataError where the file is missing or not as it was written."""
-    return _loaded(path, _prompt)
+def load_prompts(path: Path, at_least: int = 0) -> list[Prompt]:
+    """The prompts that validate wrote; raises DataError where the file is missing, has fewer, or is not as it was written."""
+    return _loaded(path, _prompt, at_least)
 
 
-def load_pairs(path: Path) -> list[Pair]:
-    """The pairs that validate wrote, perhaps none; raises DataError where the file is missing or not as it was written."""
-    return _loaded(path, lambda row: _pair(row, SIDES[rows.JSONL], None))
+def load_pairs(path: Path, at_least: int = 0) -> list[Pair]:
+    """The pairs that validate wrote; raises DataError where the file is missing, has fewer, or is not as it was written."""
+    return _loaded(path, lambda row: _pair(row, SIDES[rows.JSONL], None), at_least)
 
 
 def _line(pair: Pair) -> dict[str, Any]:
@@ -128,12 +128,17 @@ def _line(pair: Pair) -> dict[str, Any]:
     return {**{name: text for name, text in named.items() if text is not None}, **pair.extra}
 
 
-def _loaded(path: Path, build: Callable[[Row], T]) -> list[T]:
+def _loaded(path: Path, build: Callable[[Row], T], at_least: int) -> list[T]:
+    if not path.exists():
+        raise DataError(f"{path}: validate's output is not there: run dvc repro validate")
     try:
-        return list(_built(rows.read_lines(path), build))
+        found = list(_built(rows.read_lines(path), build))
     except DataError as refused:
         first = refused.problems[0]
         raise DataError(f"{first}; this is validate's own output: run dvc repro validate") from None
+    if len(found) < at_least:
+        raise DataError(f"{path}: it has {len(found)} rows, and validate writes {at_least} or more: run dvc repro validate")
+    return found
 
 
 def _built(found: Sequence[Row], build: Callable[[Row], T], problems: Sequence[str] = ()) -> tuple[T, ...]:

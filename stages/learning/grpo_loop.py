@@ -21,7 +21,7 @@ from stages.files.history import HistoryFile
 from stages.learning import schedule
 from stages.learning.fitting import FittingPrompts
 from stages.learning.objective import GroupLoss, completion_means, group_advantages, group_loss
-from stages.learning.optimizer import Optimizer, count
+from stages.learning.optimizer import Optimizer, count, remedy
 from stages.learning.reward_source import Scorer
 from stages.model.adapters import Adapters, Plan
 from stages.model.draws import group_uniforms
@@ -105,7 +105,7 @@ def fit(
     planned = planned_steps(len(prompts.ids), settings)
     trainable = adapters.add_fresh(ADAPTER_NAME, plan, settings.seed)
     say(f"training {len(trainable)} adapter tensors ({count(trainable)} parameters) at rank {plan.rank} across {len(plan.layers)} layers")
-    optimizer = Optimizer(trainable, planned, settings)
+    optimizer = Optimizer(trainable, planned, settings, "grpo")
     steps: list[dict[str, Any]] = []
     iterations: list[dict[str, Any]] = []
     refused = 0
@@ -117,10 +117,10 @@ def fit(
             name = f"iteration {iteration}/{settings.iterations}"
             for start in range(0, len(prompts.ids), settings.accumulation):
                 window = range(start, min(start + settings.accumulation, len(prompts.ids)))
-                groups = _sample_window(adapters, scorer, prompts, window, end_tokens, iteration, settings, name)
+                groups = _sample_window(adapters, scorer, prompts, window, end_tokens, iteration, settings, name, step)
                 refused += len(window) - len(groups)
                 if groups:
-                    found = _back_propagate(adapters, groups, settings, name)
+                    found = _back_propagate(adapters, groups, settings, name, step)
                     where = f"{name} step {step + 1}/{planned}"
                     norm = optimizer.step(step, where)
                     row = {
@@ -161,6 +161,7 @@ def _sample_window(
     iteration: int,
     settings: Grpo,
     name: str,
+    step: int,
 ) -> list[Group]:
     """Groups of the window's prompts, sampled from the policy and scored; those with an empty completion left out where refused."""
     for number in window:
@@ -175,7 +176,7 @@ def _sample_window(
     except NotFiniteError as error:
         raise TrainingError(
             f"{name} prompt {prompts.indexes[window[error.prompt]]} draw {error.draw}: the policy's distribution is not finite at "
-            f"position {error.position}; lower grpo.learning_rate"
+            f"position {error.position}; {remedy('grpo', step)}"
         ) from error
     kept: list[tuple[int, list[Completion]]] = []
     for number, completions in zip(window, sampled, strict=True):
@@ -201,7 +202,7 @@ def _sample_window(
     ]
 
 
-def _back_propagate(adapters: Adapters, groups: Sequence[Group], settings: Grpo, name: str) -> list[GroupFigures]:
+def _back_propagate(adapters: Adapters, groups: Sequence[Group], settings: Grpo, name: str, step: int) -> list[GroupFigures]:
     """Adds the gradient of a window's mean loss over its groups, pass by pass, and returns each group's figures."""
     whole = [Completed(group.prompt, [completion.ids for completion in group.completions]) for group in groups]
     figures: list[GroupFigures] = []
@@ -218,7 +219,7 @@ def _back_propagate(adapters: Adapters, groups: Sequence[Group], settings: Grpo,
             if not torch.isfinite(parts.loss):
                 raise TrainingError(
                     f"{name} prompt {group.place}: the loss is not finite (kl {float(parts.kl.detach())}); no weight was moved; "
-                    "lower grpo.learning_rate"
+                    f"{remedy('grpo', step)}"
                 )
             losses.append(parts.loss / len(groups))
             figures.append(_figures(group, parts, float(completion_means(ours.entropy, lengths).mean())))

@@ -33,10 +33,10 @@ class Settings(Protocol):
 class Optimizer:
     """torch's AdamW with its gradient clipping, the rate of each planned step, and a stop before a step that is not finite."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], planned_steps: int, settings: Settings) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], planned_steps: int, settings: Settings, section: str) -> None:
         self._parameters = list(parameters.values())
         self._adamw = torch.optim.AdamW(self._parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay)
-        self._planned_steps, self._settings = planned_steps, settings
+        self._planned_steps, self._settings, self._section = planned_steps, settings, section
 
     def rate(self, step: int) -> float:
         """The learning rate of a planned step, from 0."""
@@ -49,12 +49,19 @@ class Optimizer:
         """
         norm = float(nn.utils.clip_grad_norm_(self._parameters, self._settings.max_grad_norm))
         if not torch.isfinite(torch.tensor(norm)):
-            raise TrainingError(f"{where}: the gradient is not finite ({norm}); no weight was moved; lower the learning rate")
+            raise TrainingError(f"{where}: the gradient is not finite ({norm}); no weight was moved; {remedy(self._section, step)}")
         for group in self._adamw.param_groups:
             group["lr"] = self.rate(step)
         self._adamw.step()
         self._adamw.zero_grad(set_to_none=True)
         return norm
+
+
+def remedy(section: str, steps: int) -> str:
+    """What to change where a number is not finite after so many steps: before the first, the learning rate is not the cause."""
+    if steps:
+        return f"lower {section}.learning_rate"
+    return f"no step was taken yet, so look at {section}.alpha and at the base's own weights"
 
 
 def count(parameters: Mapping[str, nn.Parameter]) -> int:

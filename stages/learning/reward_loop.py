@@ -16,7 +16,7 @@ from stages.files.history import HistoryFile
 from stages.learning import schedule
 from stages.learning.metrics import pair_order
 from stages.learning.objective import bradley_terry
-from stages.learning.optimizer import Optimizer, count
+from stages.learning.optimizer import Optimizer, count, remedy
 from stages.model.adapters import Plan
 from stages.model.rendering import EncodedPair
 from stages.model.reward_model import RewardModel
@@ -53,7 +53,7 @@ def fit(reward_model: RewardModel, plan: Plan, pairs: Sequence[EncodedPair], set
     steps = planned_steps(len(pairs), settings)
     trainable = reward_model.trainable()
     say(f"training {len(trainable)} tensors ({count(trainable)} parameters) at rank {plan.rank} across {len(plan.layers)} layers")
-    optimizer = Optimizer(trainable, steps, settings)
+    optimizer = Optimizer(trainable, steps, settings, "reward")
     rows: list[dict[str, Any]] = []
     with bar(steps, "reward") as advance:
         for epoch in range(settings.epochs):
@@ -67,7 +67,7 @@ def fit(reward_model: RewardModel, plan: Plan, pairs: Sequence[EncodedPair], set
                 if not torch.isfinite(loss).all():
                     worst = window[int((~torch.isfinite(loss)).nonzero()[0])]
                     raise TrainingError(
-                        f"{where}: the loss of training pair {worst} is not finite; no weight was moved; lower reward.learning_rate"
+                        f"{where}: the loss of training pair {worst} is not finite; no weight was moved; {remedy('reward', len(rows))}"
                     )
                 norm = optimizer.step(len(rows), where)
                 numbers = [side.double().cpu().numpy() for side in scores]

@@ -82,6 +82,12 @@ def open_source(setting: str, base: BaseRecord) -> RewardSource:
 def reopen(name: str, base: BaseRecord) -> RewardSource:
     """Opens the reward that a policy was trained on, by its name in the report; raises ArtifactError."""
     setting = name.removeprefix(MODEL)
-    if setting != LENGTH and not Path(setting).is_file():
+    path = Path(setting)
+    own = path == layout.REWARD or (layout.REWARD_ARTIFACTS in path.parents and ".." not in path.parts)
+    if name != LENGTH and not (name.startswith(MODEL) and own):
+        raise ArtifactError(
+            f"{layout.POLICY}: its report names the reward {name[:80]!r}, which grpo never trains on; run `dvc repro -f grpo`"
+        )
+    if setting != LENGTH and not path.is_file():
         raise ArtifactError(f"{layout.POLICY}: it was trained on {name}, which is not there; bring it back, or run `dvc repro -f grpo`")
     return open_source(setting, base)

@@ -1,6 +1,5 @@
 """The base checkpoint: recorded once by the base stage, loaded and compared with its record by every later one."""
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -12,10 +11,11 @@ from transformers.utils import logging
 
 from stages.core import layout
 from stages.core.errors import BaseError
+from stages.core.progress import say
 from stages.files import fingerprint
 from stages.files.base_record import BaseRecord
 from stages.files.fingerprint import Digests
-from stages.model import source
+from stages.model import source, templates
 from stages.model.passes import hidden_width
 
 logging.disable_progress_bar()  # a bar per loaded file would stand in the log of every stage
@@ -75,20 +75,26 @@ def record(
     if getattr(config, "is_encoder_decoder", False):
         raise BaseError(f"base.model: {model} is an encoder-decoder ({config.model_type}); a decoder-only causal model is expected")
     tokenizer = _load(AutoTokenizer, folder, trust_remote_code)
-    template = _template(tokenizer)
-    if isinstance(tokenizer.chat_template, dict) and chat_template == "auto":
-        raise BaseError(
-            f"base.model: {model} carries several chat templates ({', '.join(tokenizer.chat_template)}); "
-            "keep one in its tokenizer, or set base.chat_template=off"
-        )
+    template = templates.text(tokenizer)
+    if weights := getattr(config, "transformers_weights", None):
+        raise BaseError(f"base.model: {model} names its own weight file ({weights}) in config.json; call it {fingerprint.WEIGHTS} instead")
+    if chat_template == "auto" and template is not None:
+        templates.require_one(tokenizer, model)
     ends = end_tokens(folder, config, tokenizer)
     if not ends:
         raise BaseError(
             f"base.model: {model} names no end token in its tokenizer, configuration or generation configuration, "
             "so no completion could end"
         )
-    digests = fingerprint.digest_checkpoint(folder, template)
     text = config.get_text_config(decoder=True)
+    if text.num_hidden_layers < 1:
+        raise BaseError(f"base.model: {model} has {text.num_hidden_layers} decoder layers by its config.json; at least one is expected")
+    if max(ends) >= text.vocab_size:
+        raise BaseError(
+            f"base.model: {model} ends with token {max(ends)}, and its embedding has {text.vocab_size} rows; "
+            "mend eos_token_id, or resize the embedding"
+        )
+    digests = fingerprint.digest_checkpoint(folder, template, code=trust_remote_code)
     return BaseRecord(
         model=model,
         revision=revision,
@@ -116,6 +122,8 @@ def record(
 
 def find(base: BaseRecord) -> Found:
     """Finds the checkpoint and loads its tokenizer; raises BaseError where it is not the one recorded. No weights are loaded."""
+    if base.precision not in DTYPES:
+        raise BaseError(f"{layout.BASE_RECORD}: precision {base.precision!r} is not what the base stage writes; run `dvc repro -f base`")
     folder = Path(base.folder) if base.folder else source.resolve(base.model, base.commit, base.gguf_file).folder
     if not folder.is_dir():
         raise BaseError(
@@ -123,7 +131,7 @@ def find(base: BaseRecord) -> Found:
         )
     tokenizer = _load(AutoTokenizer, folder, base.trust_remote_code)
     ends = end_tokens(folder, _load(AutoConfig, folder, base.trust_remote_code), tokenizer)
-    _require_unchanged(folder, fingerprint.digest_checkpoint(folder, _template(tokenizer)), ends, base)
+    _require_unchanged(folder, fingerprint.digest_checkpoint(folder, templates.text(tokenizer), code=base.trust_remote_code), ends, base)
     return Found(folder, base, tokenizer)
 
 
@@ -138,6 +146,11 @@ def load_weights(found: Found, device: torch.device) -> PreTrainedModel:
         raise BaseError(
             f"base.model: {folder} lacks {len(lacking)} of the weights of {type(model).__name__} ({', '.join(lacking[:3])}); "
             "a whole causal language model is expected"
+        )
+    if unused := sorted(told["unexpected_keys"]):
+        say(
+            f"base.model: {type(model).__name__} does not use {len(unused)} of the stored weights ({', '.join(unused[:3])}); "
+            "where they are layers, config.json names fewer than there are"
         )
     return cast(PreTrainedModel, model.to(device).eval().requires_grad_(False))
 
@@ -181,12 +194,6 @@ def begin_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """The token that the tokenizer itself puts before raw text; None where it puts none, even if it knows one."""
     empty = tokenizer("").input_ids
     return tokenizer.bos_token_id if empty and empty[0] == tokenizer.bos_token_id else None
-
-
-def _template(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """The tokenizer's chat template as one text, also where it carries several."""
-    template = tokenizer.chat_template
-    return json.dumps(template, sort_keys=True) if isinstance(template, dict) else template
 
 
 def _require_unchanged(folder: Path, found: Digests, ends: list[int], base: BaseRecord) -> None:

@@ -13,6 +13,9 @@ def set_threads(runtime: Runtime) -> None:
     """Sets torch's CPU threads; null leaves torch's own choice."""
     if runtime.threads is not None:
         torch.set_num_threads(runtime.threads)
+        available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        if available is not None and runtime.threads > available:
+            say(f"runtime.threads: {runtime.threads} threads on {available} CPUs take many times as long; lower it")
 
 
 def prepare(runtime: Runtime) -> torch.device:

@@ -9,22 +9,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from stages.core.errors import DataError
+from stages.core.errors import BaseError, DataError
 from stages.files.base_record import BaseRecord
 from stages.files.records import Pair
+from stages.model import templates
 
 APPLIED = "applied"
-
-
-NO_CLOCK = "{%- macro strftime_now(format) -%}01 January 2025{%- endmacro -%}"
-"""Put before a template: some write today's date into every prompt, which would give other numbers every day."""
-
-
-TEMPLATE_FAULTS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
-"""What a template can end in: its own refusal, or a fault of its expressions, which Jinja passes on as it is."""
 
 
 class EncodedPair(NamedTuple):
@@ -89,9 +81,8 @@ class Renderer:
 
     def _apply(self, messages: list[dict[str, str]], *, marker: bool) -> str:
         try:
-            template = NO_CLOCK + str(self.tokenizer.chat_template)
-            return str(self.tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, add_generation_prompt=marker))
-        except TEMPLATE_FAULTS as error:
+            return templates.apply(self.tokenizer, messages, marker=marker)
+        except templates.FAULTS as error:
             roles = " then ".join(message["role"] for message in messages)
             raise DataError(
                 f"base.chat_template: the checkpoint's template refuses {roles} ({error}); "
@@ -113,6 +104,11 @@ class Renderer:
             for place, token in enumerate(encoded.input_ids):
                 if token == unknown:
                     self.unknown[self._word(text, encoded, place)] += 1
+        if (highest := max(encoded.input_ids, default=0)) >= self.base.vocabulary:
+            raise BaseError(
+                f"base.model: the tokenizer gives token {highest} ({self.tokenizer.decode([highest])!r:.40}), and the embedding has "
+                f"{self.base.vocabulary} rows; resize the model's embedding to its tokenizer and save both"
+            )
         return list(encoded.input_ids)
 
     def _word(self, text: str, encoded: object, place: int) -> str:

@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from stages.core.atomic import write_bytes
+from stages.core.atomic import together, write_bytes
 
 
 def test_a_file_is_written_with_the_folders_it_needs(tmp_path):
@@ -26,3 +26,33 @@ def test_a_full_disk_leaves_the_earlier_file_and_names_it(tmp_path, monkeypatch)
     assert refused.value.errno == errno.ENOSPC
     assert path.read_bytes() == b"before"
     assert [path.name for path in tmp_path.iterdir()] == ["b.txt"]
+
+
+def test_files_written_together_appear_when_all_are_written(tmp_path):
+    with together():
+        write_bytes(tmp_path / "a", b"1")
+        write_bytes(tmp_path / "b", b"2")
+        assert not (tmp_path / "a").exists()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"a": b"1", "b": b"2"}
+
+
+@pytest.mark.parametrize("last", ["folder", "file/below"])
+def test_where_one_cannot_be_written_none_of_those_written_together_appears(tmp_path, last):
+    (tmp_path / "a").write_bytes(b"before")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(OSError, match=str(tmp_path / last.partition("/")[0])), together():
+        write_bytes(tmp_path / "a", b"after")
+        write_bytes(tmp_path / "b", b"after")
+        write_bytes(tmp_path / last, b"after")
+    assert (tmp_path / "a").read_bytes() == b"before"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "file", "folder"]
+
+
+def test_a_set_within_a_set_appears_with_it(tmp_path):
+    with together():
+        write_bytes(tmp_path / "outer", b"")
+        with together():
+            write_bytes(tmp_path / "inner", b"")
+        assert all(path.name.endswith(".tmp") for path in tmp_path.iterdir())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["inner", "outer"]

@@ -81,6 +81,9 @@ def test_a_file_that_is_not_there_is_told_with_what_to_do(tmp_path):
         (b"a: 1\nb: 2\na: 3\n", ":3: a stands here a second time"),
         (b"\xff\xfe\x00", ": this is not YAML in UTF-8"),
         (b"\x07", ""),
+        (b"a: 2020-99-99", ": a value in it cannot be read as YAML (month must be in 1..12)"),
+        (b"a: " + b"9" * 5000, ": a value in it cannot be read as YAML (Exceeds the limit"),
+        (b"[" * 5000, ""),
         (b"", ": expected sections of settings, found null"),
         (b"[1]", ": expected sections of settings, found [1]"),
     ],
@@ -96,3 +99,11 @@ def test_a_file_that_cannot_be_read_is_told_with_its_line_and_what_to_do(tmp_pat
 def test_reading_settings_imports_neither_torch_nor_hydra():
     code = "import sys, stages.core.params, stages.core.runner; print({'torch', 'hydra', 'omegaconf', 'dvc'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+def test_a_value_that_holds_itself_is_refused(tmp_path):
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump(VALUES).replace("threads: ", "threads: &own [*own] #"))
+    assert "&own" in path.read_text()
+    (line,) = refused(path)
+    assert line.startswith("runtime.threads: expected a whole number or null, found a list (a list)")

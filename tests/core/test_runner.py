@@ -109,6 +109,16 @@ def test_a_mistake_of_our_own_keeps_its_traceback(stage):
     assert "KeyError" in done.stderr
 
 
+def test_a_mistake_of_our_own_under_dvc_ends_with_what_brings_the_outputs_back(stage, tmp_path):
+    (tmp_path / "dvc.yaml").write_text("stages: {sample: {cmd: x, outs: [artifacts/sample]}}")
+    (tmp_path / "dvc.lock").write_text("stages: {sample: {cmd: x, outs: [{path: artifacts/sample, md5: 0}]}}")
+    done = stage("print({}['key'])", env=environment(DVC_STAGE="sample"))
+    assert done.stderr.splitlines()[-2:] == [
+        "KeyError: 'key'",
+        "dvc.yaml: DVC removed what sample had written before; to bring it back: dvc checkout artifacts/sample",
+    ]
+
+
 def test_an_interrupt_is_one_line_and_exit_130(stage, tmp_path):
     stage()
     text = (tmp_path / "sample.py").read_text().replace("    pass\n", "    Path('started').touch(); time.sleep(60)\n")

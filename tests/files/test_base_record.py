@@ -44,3 +44,30 @@ def test_a_record_of_another_version_is_refused(tmp_path: Path):
     path.write_text(json.dumps({**tiny.base(tiny.tokenizer()).as_json(), "further": 1}))
     with pytest.raises(BaseError, match="not a base record of this version"):
         base_record.read_base(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("positions", "64"), ("folder", 3), ("layers", True), ("end_tokens", []), ("end_tokens", ["2"]), ("fingerprint", None)],
+)
+def test_a_record_with_a_value_of_another_type_is_refused_by_name(tmp_path: Path, key: str, value: object):
+    path = tmp_path / "base.json"
+    path.write_text(json.dumps({**tiny.base(tiny.tokenizer()).as_json(), key: value}))
+    with pytest.raises(BaseError) as caught:
+        base_record.read_base(path)
+    assert caught.value.lines() == [f"{path}: {key} is not what the base stage writes; run `dvc repro -f base`"]
+
+
+@pytest.mark.parametrize("key", ["fingerprint", "weights_sha256", "template_sha256"])
+def test_a_fingerprint_that_is_not_that_of_the_digests_is_refused(tmp_path: Path, key: str):
+    path = tmp_path / "base.json"
+    path.write_text(json.dumps({**tiny.base(tiny.tokenizer()).as_json(), key: "0" * 64}))
+    with pytest.raises(BaseError, match="its fingerprint is not that of its digests"):
+        base_record.read_base(path)
+
+
+def test_deep_nesting_is_refused(tmp_path: Path):
+    path = tmp_path / "base.json"
+    path.write_text("[" * 100_000)
+    with pytest.raises(BaseError, match="not readable as JSON"):
+        base_record.read_base(path)

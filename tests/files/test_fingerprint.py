@@ -31,7 +31,7 @@ def write(path: Path, value: Any, **layout: Any) -> None:
 
 
 def digests(folder: Path, template: str | None = None) -> fingerprint.Digests:
-    return fingerprint.digest_checkpoint(folder, template)
+    return fingerprint.digest_checkpoint(folder, template, code=False)
 
 
 def test_moving_or_renaming_the_folder_changes_nothing(folder: Path):
@@ -86,10 +86,9 @@ def test_the_files_of_a_divided_checkpoint_count_in_the_order_of_their_names(fol
     for name, file in parts.items():
         save_file({name: tensor([1.0])}, folder / file)
     write(folder / fingerprint.WEIGHTS_INDEX, {"weight_map": parts})
+    (folder / "model.safetensors").unlink()
     assert [file.name for file in fingerprint.weight_files(folder)] == [f"model-{number}.safetensors" for number in range(6)]
     before = digests(folder)
-    (folder / "model.safetensors").unlink()  # the index says what counts
-    assert digests(folder) == before
     save_file({"d": tensor([3.0])}, folder / "model-2.safetensors")
     assert digests(folder).weights != before.weights
 
@@ -109,14 +108,62 @@ def test_a_folder_of_pickle_weights_is_refused_with_how_to_convert_it(folder: Pa
 
 
 def test_weights_that_are_not_there_are_refused_by_name(folder: Path):
-    write(folder / fingerprint.WEIGHTS_INDEX, {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}})
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    write(folder / fingerprint.WEIGHTS_INDEX, {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}})
     with pytest.raises(BaseError) as caught:
         digests(folder)
     assert caught.value.lines() == [f"base.model: {folder} is no safetensors checkpoint: model-2.safetensors is not there; {ADVICE}"]
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": 3}'])
+def test_an_index_beside_a_single_file_counts_as_little_as_it_does_for_transformers(folder: Path):
+    before = digests(folder)
+    save_file({"weight": tensor([5.0])}, folder / "model-1.safetensors")
+    write(folder / fingerprint.WEIGHTS_INDEX, {"weight_map": {"weight": "model-1.safetensors"}})
+    assert fingerprint.weight_files(folder) == [folder / "model.safetensors"]
+    assert digests(folder) == before
+
+
+def test_code_counts_where_it_may_run(folder: Path):
+    before = [fingerprint.digest_checkpoint(folder, None, code=code) for code in (False, True)]
+    assert before[0] == before[1]  # there is none yet
+    (folder / "parts").mkdir()
+    (folder / "parts" / "modeling.py").write_text("epsilon = 1e-6")
+    first = [fingerprint.digest_checkpoint(folder, None, code=code) for code in (False, True)]
+    (folder / "parts" / "modeling.py").write_text("epsilon = 5.0")
+    second = [fingerprint.digest_checkpoint(folder, None, code=code) for code in (False, True)]
+    assert before[0] == first[0] == second[0]
+    assert len({before[1].config, first[1].config, second[1].config}) == 3
+    assert first[1].weights == second[1].weights
+
+
+def test_a_folder_with_an_adapter_in_it_is_refused(folder: Path):
+    write(folder / "adapter_config.json", {"base_model_name_or_path": "elsewhere"})
+    with pytest.raises(BaseError) as caught:
+        digests(folder)
+    assert caught.value.lines() == [
+        f"base.model: {folder} holds a PEFT adapter (adapter_config.json); name its base, or a checkpoint that it was merged into"
+    ]
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json", "vocab.json"])
+@pytest.mark.parametrize("content", ["{", "[" * 100_000])
+def test_a_file_that_is_no_json_is_refused_by_name(folder: Path, file: str, content: str):
+    (folder / file).write_text(content)
+    with pytest.raises(BaseError, match=rf"{file}: not JSON \(.*\); fetch the checkpoint again$"):
+        digests(folder)
+
+
+@pytest.mark.parametrize("content", ['{"weight_map": {}}', '{"weight_map": {"a": "../model.safetensors"}}'])
+def test_an_index_of_no_files_of_the_folder_is_refused(folder: Path, content: str):
+    (folder / "model.safetensors").unlink()
+    (folder / fingerprint.WEIGHTS_INDEX).write_text(content)
+    with pytest.raises(BaseError, match=r"model\.safetensors\.index\.json: it names no file.*; fetch the checkpoint again$"):
+        digests(folder)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 3}}', "[" * 100_000])
 def test_an_index_that_is_none_is_refused(folder: Path, content: str):
+    (folder / "model.safetensors").unlink()
     (folder / fingerprint.WEIGHTS_INDEX).write_text(content)
     with pytest.raises(BaseError, match=r"model\.safetensors\.index\.json: not an index of weights \(.*\); fetch the checkpoint again$"):
         digests(folder)

@@ -8,7 +8,7 @@ from torch import nn
 
 from stages.core.errors import TrainingError
 from stages.learning import schedule
-from stages.learning.optimizer import Optimizer, count
+from stages.learning.optimizer import Optimizer, count, remedy
 
 SHAPES = ((3, 4), (2,))
 
@@ -37,7 +37,7 @@ def give_gradients(tensors, step: int) -> None:
 @pytest.mark.parametrize(("weight_decay", "max_grad_norm"), [(0.0, 1e9), (0.3, 1e9), (0.0, 0.5), (0.3, 0.5)])
 def test_steps_are_those_of_torchs_adamw_and_clipping_called_directly(weight_decay, max_grad_norm):
     ours, theirs = parameters(), list(parameters().values())
-    optimizer = Optimizer(ours, 5, Plan(weight_decay, max_grad_norm))
+    optimizer = Optimizer(ours, 5, Plan(weight_decay, max_grad_norm), "grpo")
     adamw = torch.optim.AdamW(theirs, lr=1.0, weight_decay=weight_decay)
     for step in range(3):
         give_gradients(ours.values(), step)
@@ -54,7 +54,7 @@ def test_decay_and_clipping_change_the_weights():
 
     def after(weight_decay, max_grad_norm):
         tensors = parameters()
-        optimizer = Optimizer(tensors, 5, Plan(weight_decay, max_grad_norm))
+        optimizer = Optimizer(tensors, 5, Plan(weight_decay, max_grad_norm), "grpo")
         for step in range(2):
             give_gradients(tensors.values(), step * 7)
             optimizer.step(step, "here")
@@ -68,14 +68,14 @@ def test_decay_and_clipping_change_the_weights():
 def test_the_norm_returned_is_the_one_before_clipping():
     tensor = nn.Parameter(torch.zeros(2))
     tensor.grad = torch.tensor([3.0, 4.0])  # norm 5
-    assert Optimizer({"t": tensor}, 5, Plan(0.0, 0.5)).step(0, "here") == pytest.approx(5.0)
+    assert Optimizer({"t": tensor}, 5, Plan(0.0, 0.5), "grpo").step(0, "here") == pytest.approx(5.0)
 
 
 def test_a_step_follows_the_planned_index_and_not_the_number_of_steps_taken():
     # AdamW's first step moves by the rate times the gradient's sign, up to its epsilon
     tensor = nn.Parameter(torch.zeros(1))
     tensor.grad = torch.tensor([1.0])
-    optimizer = Optimizer({"t": tensor}, 5, Plan(0.0, 1e9))
+    optimizer = Optimizer({"t": tensor}, 5, Plan(0.0, 1e9), "grpo")
     optimizer.step(4, "here")
     rate = schedule.learning_rate(4, 5, 0.1, 2)
     assert optimizer.rate(4) == rate
@@ -89,14 +89,14 @@ def test_a_gradient_that_is_not_finite_stops_before_any_weight_moves(broken):
     tensors["(2,)"].grad[1] = broken
     before = [tensor.detach().clone() for tensor in tensors.values()]
     with pytest.raises(TrainingError, match=r"^iteration 1/3 step 2/18: the gradient is not finite .*no weight was moved"):
-        Optimizer(tensors, 5, Plan(0.1, 1.0)).step(1, "iteration 1/3 step 2/18")
+        Optimizer(tensors, 5, Plan(0.1, 1.0), "grpo").step(1, "iteration 1/3 step 2/18")
     assert all(torch.equal(tensor, old) for tensor, old in zip(tensors.values(), before, strict=True))
 
 
 def test_gradients_are_cleared_after_a_step():
     tensors = parameters()
     give_gradients(tensors.values(), 0)
-    Optimizer(tensors, 5, Plan(0.0, 1.0)).step(0, "here")
+    Optimizer(tensors, 5, Plan(0.0, 1.0), "grpo").step(0, "here")
     assert all(tensor.grad is None for tensor in tensors.values())
 
 
@@ -105,9 +105,20 @@ def test_a_first_gradient_of_zero_leaves_every_byte_where_nothing_decays():
     before = [tensor.detach().numpy().tobytes() for tensor in tensors.values()]
     for tensor in tensors.values():
         tensor.grad = torch.zeros_like(tensor)
-    Optimizer(tensors, 5, Plan(0.0, 1.0)).step(0, "here")
+    Optimizer(tensors, 5, Plan(0.0, 1.0), "grpo").step(0, "here")
     assert [tensor.detach().numpy().tobytes() for tensor in tensors.values()] == before
 
 
 def test_parameters_are_counted_number_by_number():
     assert count(parameters()) == 3 * 4 + 2
+
+
+def test_before_the_first_step_the_learning_rate_is_not_blamed():
+    assert remedy("grpo", 0) == "no step was taken yet, so look at grpo.alpha and at the base's own weights"
+    assert remedy("reward", 1) == "lower reward.learning_rate"
+    tensors = parameters()
+    give_gradients(tensors.values(), 0)
+    tensors["(2,)"].grad[1] = float("nan")
+    for step, last in ((0, "look at grpo.alpha and at the base's own weights"), (1, "lower grpo.learning_rate")):
+        with pytest.raises(TrainingError, match=rf"(; no weight was moved; |so ){last}$"):
+            Optimizer(tensors, 5, Plan(), "grpo").step(step, "here")

@@ -115,6 +115,16 @@ def test_a_reward_model_of_another_base_is_refused_by_fingerprint_and_width(tmp_
     open_source(path, base_record(model="moved/elsewhere"))  # the same base by another name
 
 
+@pytest.mark.parametrize(
+    "name", ["reward:/etc/passwd", "reward:data/rewards/../../x.safetensors", "data/rewards/x.safetensors", "reward:length", "judge"]
+)
+def test_a_report_that_names_no_reward_of_the_pipeline_is_refused(name):
+    with pytest.raises(
+        ArtifactError, match=r"^artifacts/grpo/policy\.safetensors: its report names the reward .*, which grpo never trains on"
+    ):
+        reopen(name, base_record())
+
+
 # Scoring
 
 

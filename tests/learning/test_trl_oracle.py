@@ -106,7 +106,7 @@ def test_the_grpo_loss_and_its_gradient_are_those_of_trl(policy, tmp_path, beta,
     their_gradient = torch.autograd.grad(theirs, factors)
     policy.use("policy")
     group = Group(0, PROMPT, COMPLETIONS, torch.tensor(rewards, dtype=torch.float64))
-    (figures,) = grpo_loop._back_propagate(policy, [group], runs.grpo_settings(beta=beta, temperature=TEMPERATURE), "iteration 1/1")
+    (figures,) = grpo_loop._back_propagate(policy, [group], runs.grpo_settings(beta=beta, temperature=TEMPERATURE), "iteration 1/1", 0)
     assert figures.loss == pytest.approx(theirs.item(), rel=1e-5, abs=1e-6)
     for factor, expected in zip(factors, their_gradient, strict=True):
         assert (factor.grad - expected).norm() <= 1e-4 * expected.norm() + 1e-8

@@ -210,6 +210,73 @@ def test_pickle_weights_are_never_loaded(folder: Path):
     )
 
 
+def test_a_single_file_that_changed_beside_an_index_is_refused(folder: Path):
+    """transformers loads the single file and not what the index names."""
+    (folder / "model-1.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    names = dict.fromkeys(load_file(folder / "model.safetensors"), "model-1.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    record = tiny.record(folder)
+    change_weight(folder)
+    loaded = AutoModelForCausalLM.from_pretrained(folder).state_dict()["model.norm.weight"]
+    assert torch.equal(loaded, load_file(folder / "model.safetensors")["model.norm.weight"])
+    assert "has changed since it was recorded (weights)" in refused(lambda: checkpoint.load(record, CPU))
+
+
+def test_code_that_changed_is_refused_where_it_may_run(folder: Path):
+    (folder / "modeling.py").write_text("epsilon = 1e-6")
+    records = [tiny.record(folder, trust_remote_code=trusted) for trusted in (False, True)]
+    (folder / "modeling.py").write_text("epsilon = 5.0")
+    checkpoint.find(records[0])
+    assert "has changed since it was recorded (config)" in refused(lambda: checkpoint.find(records[1]))
+
+
+def test_stored_weights_that_the_configuration_leaves_out_are_named(folder: Path, capsys: pytest.CaptureFixture[str]):
+    edit(folder / "config.json", num_hidden_layers=1)
+    checkpoint.load(tiny.record(folder), CPU)
+    assert (
+        "base.model: LlamaForCausalLM does not use 9 of the stored weights (model.layers.1.input_layernorm.weight, "
+        "model.layers.1.mlp.down_proj.weight, model.layers.1.mlp.gate_proj.weight); "
+        "where they are layers, config.json names fewer than there are\n"
+    ) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"num_hidden_layers": 0}, "has 0 decoder layers by its config.json; at least one is expected"),
+        ({"eos_token_id": 40}, "ends with token 40, and its embedding has 40 rows; mend eos_token_id, or resize the embedding"),
+        ({"transformers_weights": "other.safetensors"}, "names its own weight file (other.safetensors) in config.json"),
+    ],
+)
+def test_a_configuration_that_says_what_cannot_be_is_refused_when_recorded(folder: Path, values: dict[str, Any], said: str):
+    edit(folder / "config.json", **values)
+    assert said in refused(lambda: tiny.record(folder))
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (3, "the tokenizer's chat_template is 3; a text is expected"),
+        ("a{% if %}", "its chat template is no Jinja: line 1: Expected an expression, got 'end of statement block'; mend it, or set"),
+    ],
+)
+def test_a_template_that_is_none_is_refused_when_recorded(folder: Path, template: object, said: str):
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    edit(folder / "tokenizer_config.json", chat_template=template)
+    assert said in refused(lambda: tiny.record(folder))
+
+
+def test_a_template_that_refuses_one_lone_user_is_recorded(folder: Path):
+    (folder / "chat_template.jinja").write_text("{{ raise_exception('two turns are expected') }}")
+    assert tiny.record(folder).chat_template == "applied"
+
+
+def test_a_precision_that_is_none_is_refused(folder: Path):
+    assert "precision 'f8' is not what the base stage writes" in refused(
+        lambda: checkpoint.find(dataclasses.replace(tiny.record(folder), precision="f8"))
+    )
+
+
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:100])
 

@@ -1,5 +1,6 @@
 """The device and the threads of a stage."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -34,3 +35,11 @@ def test_a_device_that_this_machine_does_not_have_is_refused_in_one_line_that_na
     (line,) = caught.value.lines()
     assert line.startswith(f"runtime.device: {name!r} cannot be used here (")
     assert line.endswith("; set runtime.device=cpu")
+
+
+def test_more_threads_than_processors_are_said(capsys: pytest.CaptureFixture[str]):
+    available = len(os.sched_getaffinity(0))
+    device.prepare(Runtime(device="cpu", threads=available))
+    assert "lower it" not in capsys.readouterr().err
+    device.prepare(Runtime(device="cpu", threads=available + 1))
+    assert f"runtime.threads: {available + 1} threads on {available} CPUs take many times as long; lower it\n" in capsys.readouterr().err

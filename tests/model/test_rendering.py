@@ -1,8 +1,10 @@
 """Rendering: one begin token at most, one end token at the end, and a side that starts with the very ids of its prompt."""
 
+import dataclasses
+
 import pytest
 
-from stages.core.errors import DataError
+from stages.core.errors import BaseError, DataError
 from stages.files.records import Pair
 from stages.model.rendering import EncodedPair, Renderer
 from tests import tiny
@@ -157,3 +159,23 @@ def test_a_template_with_a_fault_of_its_own_is_told_in_one_line(template: str):
         renderer("applied", template=template).prompt("red")
     (line,) = caught.value.lines()
     assert "give every pair a prompt" not in line
+
+
+def test_a_token_beyond_the_embedding_is_refused_by_name():
+    words = tiny.tokenizer()
+    rows = len(words)
+    words.add_tokens(["brandnew"])
+    raw = Renderer(words, dataclasses.replace(tiny.base(words, "absent"), vocabulary=rows))
+    assert raw.prompt("the child") == tiny.ids("the child")
+    with pytest.raises(BaseError) as caught:
+        raw.prompt("the brandnew child")
+    assert caught.value.lines() == [
+        f"base.model: the tokenizer gives token {rows} ('brandnew'), and the embedding has {rows} rows; "
+        "resize the model's embedding to its tokenizer and save both"
+    ]
+
+
+def test_a_template_without_end_is_refused_in_one_line():
+    chat = renderer("applied", template="{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}")
+    with pytest.raises(DataError, match=r"^base\.chat_template: the checkpoint's template refuses user \(maximum recursion"):
+        chat.prompt("the child")

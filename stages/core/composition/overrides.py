@@ -111,12 +111,16 @@ def _parse(parser: OverridesParser, text: str) -> Override:
         parsed = parser.parse_override(text)
         sweep = parsed.is_sweep_override()
         value = None if sweep else parsed.value()
+    except RecursionError as error:
+        raise SettingsError(f"{key}: the value is nested too deeply; a list of plain values is expected") from error
     except (HydraException, ValueError) as error:
         deletes = text.startswith("~")
         wrong = "nothing can be left out; --drop takes an override back" if deletes else " ".join(str(error).split())
         raise SettingsError(f"{key}: expected KEY=VALUE in Hydra's grammar, found {show(text)}: {wrong}") from error
     if parsed.is_delete():
         raise SettingsError(f"{key}: nothing can be left out of the settings; --drop {key.lstrip('~')} takes an override back")
+    if not parsed.key_or_group:
+        raise SettingsError(f"{show(text)}: expected a key before the equals sign, as in grpo.beta=0.1")
     if parsed.package is not None:
         raise SettingsError(f"{key}: an option goes to the section of its own name; leave out @{parsed.package}")
     if re.match(r"hydra(?:[./]|$)", parsed.key_or_group):

@@ -90,13 +90,22 @@ def edited(path: Path, stored: Stored, composed: Mapping[str, Any]) -> SettingsE
     told = [f"{key} (found {_seen(stored.flat, key)}, composed {_seen(composed, key)})" for key in itertools.islice(differing, SHOWN)] + [
         f"{len(differing) - SHOWN} more"
     ] * (len(differing) > SHOWN)
-    settable = {key: pair["to"] for key, pair in differing.items() if key in stored.flat and (key in KEYS or isinstance(pair["to"], str))}
+    settable = {
+        key: pair["to"]
+        for key, pair in differing.items()
+        if key in stored.flat and _is_plain(pair["to"]) and (key in KEYS or isinstance(pair["to"], str))
+    }
     kept = [shlex.quote(write(key, value)) for key, value in settable.items() if key in KEYS or key in SECTIONS]
     keep = f"to keep this, run {COMPOSE} {' '.join(kept)}; " if kept else ""
     return SettingsError(
         f"{path}: edited after it was composed, by hand or by dvc exp run -S: {', '.join(told)}; "
         f"{keep}to discard it, remove {path} and run {COMPOSE}"
     )
+
+
+def _is_plain(value: object) -> bool:
+    """Whether an override can set it: YAML has dates, bytes and sets besides."""
+    return all(map(_is_plain, value)) if isinstance(value, list) else isinstance(value, str | int | float | None)
 
 
 def _seen(flat: Mapping[str, Any], key: str) -> str:

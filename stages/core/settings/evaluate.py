@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 
 from stages.core.settings import schema
-from stages.core.settings.schema import above, at_least, setting, temperature
+from stages.core.settings.schema import above, at_least, between, setting, temperature
+
+MOST_RESAMPLES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -22,5 +24,5 @@ class Evaluate:
     """Tokens of a rendered prompt, or of a pair's side; longer ones are skipped whole and counted."""
     seed: int = setting(schema.seed)
     """Seed of the draws and of the bootstrap."""
-    bootstrap: int = setting(at_least(1, "bootstrap must be at least one resample"))
+    bootstrap: int = setting(between(1, MOST_RESAMPLES, "bootstrap must be at least one resample"))
     """Resamples behind each 95% interval."""

@@ -3,11 +3,17 @@
 import re
 from dataclasses import dataclass
 
-from stages.core.settings.schema import setting
+from stages.core.settings.schema import between, setting
+
+MOST_THREADS = 1024
 
 
 def _device(value: str) -> str | None:
     return None if re.fullmatch(r"cpu|cuda(:\d+)?", value) else "expected cpu, cuda, or one of several such as cuda:1"
+
+
+def _threads(value: int | None) -> str | None:
+    return None if value is None else between(1, MOST_THREADS, "threads must be at least one, or null")(value)
 
 
 @dataclass(frozen=True)
@@ -16,5 +22,5 @@ class Runtime:
 
     device: str = setting(_device)
     """Torch device: cpu, cuda or cuda:0 (others lack the float64 that rewards and draws are held in)."""
-    threads: int | None = setting(lambda value: None if value is None or value >= 1 else "threads must be at least one, or null")
+    threads: int | None = setting(_threads)
     """CPU threads; null leaves torch's own choice."""

@@ -43,6 +43,9 @@ _FOUND: dict[type, str] = {
 MOST = 2**31 - 1
 """No count here means more than a 32-bit number can say."""
 
+LARGEST = 1e30
+"""No factor here is larger: beyond it float32, which training computes in, overflows."""
+
 
 class Built(NamedTuple):
     """A section read from its mapping: `value` is None where there are problems."""
@@ -58,18 +61,23 @@ def setting(*checks: Check) -> Any:
 
 def at_least(low: float, otherwise: str) -> Check:
     """Passes values of `low` or more, up to MOST; `otherwise` is what is said of those below."""
+    return between(low, MOST, otherwise)
+
+
+def between(low: float, high: float, otherwise: str) -> Check:
+    """Passes values from `low` to `high`, both included; `otherwise` is what is said of those below."""
 
     def check(value: Any) -> str | None:
-        if value > MOST:
-            return f"expected at most {MOST}"
+        if value > high:
+            return f"expected at most {high}"
         return None if value >= low else otherwise
 
     return check
 
 
 def finite_above_zero(otherwise: str) -> Check:
-    """Passes finite values above zero."""
-    return lambda value: None if math.isfinite(value) and value > 0 else otherwise
+    """Passes finite values above zero, up to LARGEST."""
+    return lambda value: _too_large(value) if math.isfinite(value) and value > 0 else otherwise
 
 
 def temperature(otherwise: str, *, greedy: bool) -> Check:
@@ -78,14 +86,14 @@ def temperature(otherwise: str, *, greedy: bool) -> Check:
     def check(value: float) -> str | None:
         if not math.isfinite(value) or value < 0 or (value == 0 and not greedy):
             return otherwise
-        return None if value == 0 or value >= 1e-6 else "expected a temperature of at least 1e-06"
+        return _too_large(value) if value == 0 or value >= 1e-6 else "expected a temperature of at least 1e-06"
 
     return check
 
 
 def finite_from_zero(otherwise: str) -> Check:
-    """Passes finite values of zero or more."""
-    return lambda value: None if math.isfinite(value) and value >= 0 else otherwise
+    """Passes finite values of zero or more, up to LARGEST."""
+    return lambda value: _too_large(value) if math.isfinite(value) and value >= 0 else otherwise
 
 
 def above(low: float, high: float, otherwise: str) -> Check:
@@ -178,13 +186,20 @@ def neighbour(key: str, known: Iterable[str]) -> str | None:
 
 def show(value: object) -> str:
     """The value as it is repeated in a message: short, on one line, texts in quotes."""
-    text = repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        text = repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False, default=str)
+    except (ValueError, TypeError, RecursionError):  # it holds itself, a key that is no text, more than can be followed
+        text = kind(value)
     return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "..."
 
 
 def kind(value: object) -> str:
     """What a value is, in words: `a whole number`."""
     return "null" if value is None else _FOUND.get(type(value), f"a {type(value).__name__}")
+
+
+def _too_large(value: float) -> str | None:
+    return f"expected at most {LARGEST:g}" if value > LARGEST else None
 
 
 def _likeness(one: str, other: str) -> float:

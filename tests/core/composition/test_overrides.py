@@ -58,6 +58,8 @@ def test_adding_is_recorded_as_setting(text):
         ("grpo.beta=f(", "grpo.beta: expected KEY=VALUE"),
         ("grpo.beta=it's", "grpo.beta: expected KEY=VALUE"),
         ("", "an override: expected KEY=VALUE"),
+        ("=3", '"=3": expected a key before the equals sign'),
+        ("grpo.layers=" + "[" * 2000 + "1" + "]" * 2000, "grpo.layers: the value is nested too deeply; a list of plain values"),
     ],
 )
 def test_what_is_not_one_plain_value_for_one_key_is_refused_in_one_line(text, message):

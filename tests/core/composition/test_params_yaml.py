@@ -1,3 +1,5 @@
+import datetime
+
 import pytest
 import yaml
 
@@ -68,3 +70,11 @@ def test_changes_name_what_differs_what_came_and_what_went():
         "b": {"from": None, "to": None},
         "a.z": {"from": 3, "to": None},
     }
+
+
+def test_an_edit_that_no_override_could_make_is_told_without_a_call_to_keep_it(path):
+    values = {**VALUES, "grpo": {**VALUES["grpo"], "beta": datetime.date(2020, 1, 1), "targets": ["k_proj"]}}
+    path.write_text(yaml.safe_dump(values))
+    (line,) = params_yaml.edited(path, params_yaml.read(path), params_yaml.flatten(VALUES)).problems
+    assert 'grpo.beta (found "2020-01-01", composed 1e-06)' in line
+    assert "to keep this, run python -m stages.compose 'grpo.targets=[k_proj]'; to discard it" in line

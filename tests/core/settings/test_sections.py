@@ -82,6 +82,14 @@ def test_the_checkpoint_options_have_every_key_of_a_checkpoint(option):
         *[("data.heldout_fraction", bad, "heldout_fraction must be zero or more and below one") for bad in (1, -0.1, float("nan"))],
         ("runtime.threads", 0, "threads must be at least one, or null"),
         *[(f"{section}.seed", bad, f"a seed is a whole number from 0 to {2**63 - 1}") for section in SEEDED for bad in (-1, 2**63)],
+        *[
+            (key, bad, "expected at most 1e+30")
+            for key in ("grpo.learning_rate", "reward.learning_rate", "grpo.alpha", "grpo.beta", "grpo.weight_decay", "grpo.max_grad_norm")
+            for bad in (1e38, 1e300)
+        ],
+        ("grpo.temperature", 1e300, "expected at most 1e+30"),
+        ("evaluate.bootstrap", 1_000_001, "expected at most 1000000"),
+        ("runtime.threads", 1025, "expected at most 1024"),
         ("base.precision", "f64", "expected one of f32, f16, bf16"),
         ("base.chat_template", "on", "expected one of auto, off"),
     ],
@@ -113,6 +121,9 @@ def test_a_value_out_of_range_is_refused_with_key_phrase_and_value(key, value, p
         ("base.fit_steps", 0),
         *[(f"{section}.seed", edge) for section in SEEDED for edge in (0, 2**63 - 1)],
         ("runtime.threads", 1),
+        ("runtime.threads", 1024),
+        ("evaluate.bootstrap", 1_000_000),
+        ("grpo.alpha", 1e30),
     ],
 )
 def test_a_value_at_the_edge_of_its_range_is_kept_as_it_is(key, value):
