@@ -51,7 +51,7 @@ def test_the_toy_is_written_recorded_and_can_be_loaded():
     assert record.folder == "artifacts/base/checkpoint"
     assert (record.model, record.layers, record.hidden_size, record.positions) == ("toy", 4, 64, 512)
     assert (record.chat_template, record.revision, record.commit, record.gguf_file) == ("absent", None, None, None)
-    model, words = checkpoint.load(record, torch.device("cpu"))
+    model, words = tiny.load(record)
     assert record.begin_token == words.bos_token_id
     assert record.end_tokens == [words.eos_token_id]
     assert record.parameters == sum(parameter.numel() for parameter in model.parameters())
@@ -95,7 +95,7 @@ def test_a_folder_is_used_where_it_lies_and_takes_the_place_of_the_toys(model: s
     assert (record.folder, record.model) == ("models/tiny", model)
     assert [path.name for path in layout.BASE.iterdir()] == ["base.json"]
     assert {path: path.read_bytes() for path in saved.iterdir()} == before
-    loaded = checkpoint.load(record, torch.device("cpu")).model
+    loaded = tiny.load(record).model
     assert torch.equal(loaded.lm_head.weight, AutoModelForCausalLM.from_pretrained(saved).lm_head.weight)
 
 
@@ -105,10 +105,10 @@ def test_a_folder_that_changed_is_recorded_anew_when_the_stage_runs_again():
     first = read_base()
     tiny.save(saved, tiny.model(seed=1))
     with pytest.raises(BaseError, match=r"has changed since it was recorded \(weights\)"):
-        checkpoint.load(first, torch.device("cpu"))
+        tiny.load(first)
     base.main(existing("./models/tiny"))
     assert read_base().weights_sha256 != first.weights_sha256
-    checkpoint.load(read_base(), torch.device("cpu"))
+    tiny.load(read_base())
 
 
 def broken_checkpoint() -> base.Params:

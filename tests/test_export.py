@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from stages.core import layout
 from stages.core.errors import ArtifactError
 from stages.files import artifacts, base_record
-from stages.model import checkpoint
 from stages.model.adapters import Adapters
+from tests import tiny
 from tests.stage_settings import run, written
 
 pytestmark = pytest.mark.slow
@@ -63,7 +63,7 @@ def test_peft_loads_it_and_computes_what_the_policy_computes(trained_project: Pa
     with torch.no_grad():
         plain = base(ids).logits
         theirs = PeftModel.from_pretrained(base, POLICY)(ids).logits
-        model, _ = checkpoint.load(base_record.read_base(), torch.device("cpu"))
+        model, _ = tiny.load(base_record.read_base())
         policy = artifacts.read(layout.POLICY, artifacts.ADAPTER)
         Adapters(model).add_trained("policy", policy.rank, policy.alpha, policy.tensors)
         ours = model(ids).logits

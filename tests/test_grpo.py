@@ -179,17 +179,6 @@ def test_a_refused_run_leaves_every_earlier_output_as_it_was(trained_project: Pa
     assert written() == before
 
 
-@pytest.mark.parametrize("blocked", [layout.report("grpo"), layout.curve("grpo")])
-def test_where_one_output_cannot_be_written_none_is_replaced(trained_project: Path, blocked: Path):
-    blocked.unlink()
-    before = written()
-    blocked.mkdir()
-    with pytest.raises(IsADirectoryError, match=str(blocked)):
-        run("grpo", seed=77, iterations=1)
-    blocked.rmdir()
-    assert written() == before
-
-
 def test_prompts_that_validate_did_not_leave_empty_are_refused(trained_project: Path):
     layout.TRAIN_PROMPTS.write_bytes(b"")
     with pytest.raises(DataError, match=rf"^{layout.TRAIN_PROMPTS}: it has 0 rows, and validate writes 1 or more: run dvc repro validate$"):

@@ -9,21 +9,17 @@ import pytest
 import torch
 from transformers import LlamaForSequenceClassification
 
-from stages import base, evaluate, export, grpo, reward, validate
+from stages import base
 from stages.core import layout
 from stages.core.settings.base import CheckpointBase
-from stages.core.settings.data import Data
-from stages.core.settings.evaluate import Evaluate
-from stages.core.settings.export import Export
-from stages.core.settings.grpo import Grpo
-from stages.core.settings.reward import Reward
 from stages.core.settings.runtime import Runtime
 from stages.files import artifacts, base_record, records
 from stages.learning import reward_source
-from stages.model import checkpoint
 from stages.model.adapters import Adapters
 from stages.model.rendering import Renderer
+from tests import tiny
 from tests.conftest import ROOT
+from tests.stage_settings import run
 
 pytestmark = [
     pytest.mark.real,
@@ -32,8 +28,6 @@ pytestmark = [
 ]
 
 SHARED = ROOT.parent / "shared" / "data"
-RUNTIME = Runtime(device="cpu", threads=1)
-ADAPTER = {"rank": 8, "alpha": 16.0, "targets": ["q_proj", "v_proj"], "layers": "all", "weight_decay": 0.0, "max_grad_norm": 1.0}
 
 
 def sums(count: int) -> list[dict[str, str]]:
@@ -72,47 +66,18 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
             chat_template="auto",
             trust_remote_code=False,
         )
-        base.main(base.Params(model, RUNTIME))
+        base.main(base.Params(model, Runtime(device="cpu", threads=1)))
         # half of each is held out, whatever the hash makes of it, by looking for a seed
         for seed in range(100):
-            settings = Data(prompts="data/prompts.jsonl", pairs="data/pairs.jsonl", heldout_fraction=0.5, seed=seed)
-            found = validate.main(validate.Params(settings)).report
+            found = run("validate", prompts="data/prompts.jsonl", pairs="data/pairs.jsonl", heldout_fraction=0.5, seed=seed).report
             if found["heldout_prompts"] == 2 and found["heldout_pairs"] == 4:
                 break
         assert found["heldout_prompts"] == 2
-        reward.main(
-            reward.Params(
-                Reward(**ADAPTER, epochs=1, learning_rate=5e-4, warmup_steps=0, accumulation=2, batch_size=2, max_sequence=512, seed=1),
-                RUNTIME,
-            )
-        )
-        grpo.main(
-            grpo.Params(
-                Grpo(
-                    **ADAPTER,
-                    reward=layout.REWARD.as_posix(),
-                    group=2,
-                    iterations=1,
-                    beta=0.04,
-                    learning_rate=2e-4,
-                    warmup_steps=0,
-                    accumulation=1,
-                    max_new_tokens=8,
-                    temperature=0.9,
-                    top_p=0.95,
-                    max_sequence=512,
-                    empty_completions="refuse",
-                    seed=1,
-                ),
-                RUNTIME,
-            )
-        )
-        evaluate.main(
-            evaluate.Params(
-                Evaluate(samples=1, temperature=0.9, top_p=0.95, max_new_tokens=8, max_sequence=512, seed=7, bootstrap=50), RUNTIME
-            )
-        )
-        export.main(export.Params(Export()))
+        adapter = {"rank": 8, "alpha": 16, "targets": ["q_proj", "v_proj"], "layers": "all", "warmup_steps": 0, "max_sequence": 512}
+        run("reward", **adapter, epochs=1, learning_rate=5e-4, accumulation=2, batch_size=2)
+        run("grpo", **adapter, learning_rate=2e-4, accumulation=1, max_new_tokens=8, empty_completions="refuse")
+        run("evaluate", samples=1, max_new_tokens=8, max_sequence=512)
+        run("export")
     return folder
 
 
@@ -139,7 +104,7 @@ def test_all_stages_end_well_and_the_identities_hold(project: Path):
 def test_prompts_end_with_the_generation_marker_and_sides_with_the_end_of_turn(project: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(project)
     record = base_record.read_base()
-    tokenizer = checkpoint.load(record, torch.device("cpu")).tokenizer
+    tokenizer = tiny.load(record).tokenizer
     renderer = Renderer(tokenizer, record)
     assert tokenizer.decode(renderer.prompt("Two and two?")).endswith("<|im_start|>user\nTwo and two?<|im_end|>\n<|im_start|>assistant\n")
     pair = records.load_pairs(layout.TRAIN_PAIRS)[0]
@@ -154,7 +119,7 @@ def test_the_reward_model_scores_as_transformers_and_peft_do(project: Path, monk
     monkeypatch.chdir(project)
     record = base_record.read_base()
     artifact = artifacts.read(layout.REWARD, artifacts.REWARD)
-    loaded = checkpoint.load(record, torch.device("cpu"))
+    loaded = tiny.load(record)
     renderer = Renderer(loaded.tokenizer, record)
     classifier = LlamaForSequenceClassification.from_pretrained(layout.BASE_CHECKPOINT, num_labels=1, dtype=torch.float32).eval()
     classifier.config.pad_token_id = None  # it is the end of a turn, which the classifier would pass over

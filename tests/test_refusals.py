@@ -448,9 +448,38 @@ def test_artifacts_are_refused_before_any_weights_are_loaded(
     trained_project: Path, monkeypatch: pytest.MonkeyPatch, stage: str, change: Callable[[], None], settings: dict[str, Any]
 ):
     change()
-    monkeypatch.setattr(checkpoint, "load", lambda *_: pytest.fail("the weights were loaded"))
+    monkeypatch.setattr(checkpoint, "find", lambda *_: pytest.fail("the checkpoint was opened"))
     with pytest.raises(LeashError):
         run(stage, **settings)
+
+
+@pytest.mark.parametrize(
+    ("stage", "blocked", "changes"),
+    [
+        ("validate", layout.report("validate"), {"seed": 5}),
+        ("validate", layout.HELDOUT_PAIRS, {"seed": 5}),
+        ("reward", layout.report("reward"), {"seed": 5, "epochs": 1}),
+        ("reward", layout.curve("reward"), {"seed": 5, "epochs": 1}),
+        ("grpo", layout.report("grpo"), {"seed": 5}),
+        ("grpo", layout.POLICY, {"seed": 5}),
+        ("evaluate", layout.report("evaluate"), {"seed": 5}),
+        ("export", layout.EXPORT / "policy" / "adapter_model.safetensors", {}),
+    ],
+)
+def test_where_one_output_of_a_stage_cannot_be_written_none_is_replaced(
+    trained_project: Path, stage: str, blocked: Path, changes: dict[str, Any]
+):
+    for done in ("evaluate", "export"):
+        run(done)
+    if stage == "export":
+        run("grpo", rank=4)  # or it would write the same bytes
+    blocked.unlink()
+    before = written()
+    blocked.mkdir()
+    with pytest.raises(IsADirectoryError, match=str(blocked)):
+        run(stage, **changes)
+    blocked.rmdir()
+    assert written() == before
 
 
 def test_a_policy_whose_reward_is_gone_is_refused_by_evaluate_with_its_name(trained_project: Path):

@@ -1,13 +1,13 @@
 """Tiny random models of many architectures, and tokenizers built in memory: what tests run instead of real checkpoints."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from tokenizers import Tokenizer, pre_tokenizers, processors
 from tokenizers.models import WordLevel
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from stages.files.base_record import BaseRecord
 from stages.files.fingerprint import Digests
@@ -118,6 +118,19 @@ def record(folder: Path, **overrides: Any) -> BaseRecord:
         "trust_remote_code": False,
     }
     return checkpoint.record(folder, **{**settings, **overrides})
+
+
+class Loaded(NamedTuple):
+    """A base and its tokenizer, as a stage has them."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+
+def load(base: BaseRecord) -> Loaded:
+    """Loads what the record is of, on the CPU, as a stage does."""
+    found = checkpoint.find(base)
+    return Loaded(checkpoint.load_weights(found, torch.device("cpu")), found.tokenizer)
 
 
 def base(words: PreTrainedTokenizerFast, chat_template: str = "applied") -> BaseRecord:

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
 
-_waiting: ContextVar[list[tuple[Path, Path]] | None] = ContextVar("_waiting", default=None)
-"""Temporary files and the names they will get, while `together` is entered."""
+Waiting = list[tuple[Path, Path]]
+"""Temporary files and the names they will get."""
+
+_waiting: ContextVar[Waiting | None] = ContextVar("_waiting", default=None)
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -16,47 +18,41 @@ def write_bytes(path: Path, content: bytes) -> None:
 
     Raises OSError with the file's name, also where the system names none (a full disk).
     """
-    waiting = _waiting.get()
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with _named(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if path.is_dir():
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            with temporary.open("wb") as stream:
-                stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())
-            if waiting is None:
-                temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    if waiting is not None:
+    with together() as waiting, _named(path), contextlib.ExitStack() as broken_off:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        broken_off.callback(temporary.unlink, missing_ok=True)
+        with temporary.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        broken_off.pop_all()
         waiting.append((temporary, path))
 
 
 @contextlib.contextmanager
-def together() -> Iterator[None]:
+def together() -> Iterator[Waiting]:
     """What is written within it gets its names when it is left, all at once; where any of it cannot be written, none does.
 
     Entered within another, it is a part of that one.
     """
-    if _waiting.get() is not None:
-        yield
+    outer = _waiting.get()
+    if outer is not None:
+        yield outer
         return
-    waiting: list[tuple[Path, Path]] = []
+    waiting: Waiting = []
     before = _waiting.set(waiting)
     try:
-        yield
+        yield waiting
         for temporary, path in waiting:
             with _named(path):
                 temporary.replace(path)
     finally:
         _waiting.reset(before)
         for temporary, _ in waiting:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

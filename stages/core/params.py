@@ -39,7 +39,7 @@ def read_yaml(path: Path) -> Any:
         raise SettingsError(f"{path}{line}: {error.problem or 'this is not YAML'}") from error
     except UnicodeDecodeError as error:
         raise SettingsError(f"{path}: this is not YAML in UTF-8 ({error})") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # the second: a date or a number that Python does not make
+    except (yaml.YAMLError, ValueError) as error:  # the second: a date or a number that Python does not make
         raise SettingsError(f"{path}: a value in it cannot be read as YAML ({error})") from error
     except FileNotFoundError:
         raise

@@ -6,15 +6,16 @@ exception is our own mistake and keeps its traceback.
 
 import contextlib
 import errno
+import functools
 import gc
 import inspect
 import json
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from stages.core import params as params_file
@@ -24,27 +25,33 @@ from stages.core.errors import LeashError, SettingsError
 P = TypeVar("P")
 
 
-def _is_the_process() -> bool:
-    """Whether this process is `python -m stages.<name>`, and not one that imports the module, as a test does."""
+def _running() -> str | None:
+    """The name of the stage that this process is, `python -m stages.<name>`; None where it only imports the module, as a test does."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    return spec is not None and spec.name.startswith("stages.")
+    package, _, name = spec.name.rpartition(".") if spec else ("", "", "")
+    return name if package == "stages" else None
 
 
-def _stopped(signum: int, _frame: object) -> None:
+def _stopped(stage: str, signum: int, _frame: object) -> None:
     """Ends the process in one line and, under DVC, with what brings the earlier outputs back: also while modules are imported."""
-    stage = sys.modules["__main__"].__spec__.name.rpartition(".")[2]  # type: ignore[union-attr]
     how = "interrupted" if signum == signal.SIGINT else f"stopped by {signal.Signals(signum).name}"
     _end(stage, [f"{stage}: {how}"], 128 + signum)
 
 
-if _is_the_process():
+def _mistaken(stage: str, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Told of a mistake of our own: its traceback, as ever, and what any other failure ends with."""
+    sys.__excepthook__(kind, error, trace)
+    _tell(stage, [])
+
+
+if (running := _running()) is not None:
     for stopping in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(stopping, _stopped)
+        signal.signal(stopping, functools.partial(_stopped, running))
+    sys.excepthook = functools.partial(_mistaken, running)
     # What torch and transformers make while they are imported lives as long as the process; looking for garbage among it is a
     # quarter of a stage's start. Stages import this module first, and `execute` turns the collector on, past what is there by then.
     gc.disable()
 
-INTERRUPTED = 130
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -78,15 +85,10 @@ def execute(stage: str, work: Callable[[], Document]) -> NoReturn:
             document = work()
     except LeashError as error:
         _end(stage, error.lines(), error.exit_code)
-    except KeyboardInterrupt:
-        _end(stage, [f"{stage}: interrupted"], INTERRUPTED)
     except OSError as error:
         if error.filename is None and error.errno not in DISK_FULL:
             raise
         _end(stage, [_cannot(stage, error)], 1)
-    except Exception:  # noqa: BLE001 - our own mistake: told whole, and under DVC with what brings the earlier outputs back
-        traceback.print_exc()
-        _end(stage, [], 1)
     text = json.dumps({"path": document.path.as_posix(), "report": document.report}, indent=2, ensure_ascii=False, allow_nan=False)
     try:
         sys.stdout.write(text + "\n")
@@ -114,10 +116,15 @@ def refuse_arguments(stage: str, arguments: Sequence[str]) -> None:
 
 
 def _end(stage: str, lines: Sequence[str], code: int) -> NoReturn:
+    _tell(stage, lines)
+    sys.exit(code)
+
+
+def _tell(stage: str, lines: Sequence[str]) -> None:
+    """Writes the last lines of a run that failed to stderr and, under DVC, what brings the earlier outputs back."""
     if "DVC_STAGE" in os.environ:
         lines = [*lines, *restore.advice(stage)]
     sys.stderr.write("".join(f"{line}\n" for line in lines))
-    sys.exit(code)
 
 
 def _cannot(stage: str, error: OSError) -> str:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from stages.core.errors import ArtifactError
+from stages.core.settings.schema import MOST
 from stages.files import outputs
 from stages.files.base_record import BaseRecord
 
@@ -185,7 +186,7 @@ def _is_text(value: object) -> bool:
 
 
 def _is_count(value: object, low: int = 1) -> bool:
-    return type(value) is int and low <= value < 2**31
+    return type(value) is int and low <= value <= MOST
 
 
 FIELDS: dict[str, Callable[[Any], bool]] = {

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import types
 import typing
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,11 @@ from typing import Any
 
 from stages.core import layout
 from stages.core.errors import BaseError
+from stages.core.settings.schema import typed
 from stages.files.fingerprint import Digests
+
+APPLIED, ABSENT, OFF = "applied", "absent", "off"
+"""What becomes of the checkpoint's chat template."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +87,8 @@ def read_base(path: Path = layout.BASE_RECORD) -> BaseRecord:
 
 
 def _is(value: object, hint: Any) -> bool:
-    """Whether a JSON value is of a field's type; true is no number."""
-    if isinstance(hint, types.UnionType):
-        return any(_is(value, option) for option in typing.get_args(hint))
-    if typing.get_origin(hint) is list:
-        return isinstance(value, list) and all(_is(item, typing.get_args(hint)[0]) for item in value)
-    return type(value) is hint
+    try:
+        typed(hint, value)
+    except TypeError:
+        return False
+    return True

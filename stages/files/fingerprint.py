@@ -99,18 +99,14 @@ def _indexed(index: Path) -> list[str]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BaseError(f"{index}: not an index of weights ({error}); fetch the checkpoint again") from error
     if wrong or not names:
-        raise BaseError(f"{index}: it names {f'no file of this folder: {wrong[0]!r}' if wrong else 'no file'}; fetch the checkpoint again")
+        raise BaseError(f"{index}: it names no file of this folder{f': {wrong[0]!r}' if wrong else ''}; fetch the checkpoint again")
     return sorted(names)
 
 
 def _config_digest(folder: Path, code: bool) -> str:
     config = _file_digest(folder / "config.json")
-    files = sorted(folder.rglob("*.py")) if code else []
-    return (
-        _text_digest(json.dumps([config, *((file.relative_to(folder).as_posix(), _file_digest(file)) for file in files)]))
-        if files
-        else config
-    )
+    files = [(file.relative_to(folder).as_posix(), _file_digest(file)) for file in sorted(folder.rglob("*.py"))] if code else []
+    return _text_digest(json.dumps([config, files])) if files else config
 
 
 def _text_digest(text: str) -> str:

@@ -11,7 +11,7 @@ from stages.core.errors import TrainingError
 from stages.core.progress import bar
 from stages.core.settings.evaluate import Evaluate
 from stages.learning.fitting import FittingPrompts
-from stages.learning.metrics import Floats, bootstrap_mean, pair_order, win_rate
+from stages.learning.metrics import Floats, bootstrap_mean, first_not_finite, pair_order, win_rate
 from stages.learning.objective import completion_means, kl_k3
 from stages.learning.reward_source import Scorer
 from stages.model.adapters import Adapters
@@ -59,7 +59,7 @@ def score_pairs(reward_model: RewardModel, pairs: Sequence[EncodedPair]) -> tupl
             chosen.append(scores[: len(batch)])
             rejected.append(scores[len(batch) :])
             for side, found in (("chosen", chosen[-1]), ("rejected", rejected[-1])):
-                if (broken := _first_not_finite(found)) is not None:
+                if (broken := first_not_finite(found)) is not None:
                     raise TrainingError(
                         f"held-out pair {start + broken} of those that fit: the {side} side's score is {found[broken]}, which is not finite"
                     )
@@ -163,18 +163,13 @@ def _rewards(scorer: Scorer, groups: Sequence[HeldoutGroup]) -> list[dict[str, F
     for place, group in enumerate(groups):
         rewards = {side: scores[len(SIDES) * place + number].numpy() for number, side in enumerate(SIDES)}
         for side, values in rewards.items():
-            if (draw := _first_not_finite(values)) is not None:
+            if (draw := first_not_finite(values)) is not None:
                 raise TrainingError(
                     f"held-out prompt {group.place} draw {draw}: the reward of the {side}'s completion is {values[draw]}, "
                     "which is not finite"
                 )
         found.append(rewards)
     return found
-
-
-def _first_not_finite(values: Floats) -> int | None:
-    broken = np.flatnonzero(~np.isfinite(values))
-    return int(broken[0]) if len(broken) else None
 
 
 def _kl(adapters: Adapters, policy_name: str, groups: Sequence[HeldoutGroup], temperature: float) -> list[float]:

@@ -20,7 +20,8 @@ from stages.core.settings.grpo import Grpo
 from stages.files.history import HistoryFile
 from stages.learning import schedule
 from stages.learning.fitting import FittingPrompts
-from stages.learning.objective import GroupLoss, completion_means, group_advantages, group_loss
+from stages.learning.metrics import first_not_finite
+from stages.learning.objective import Advantages, GroupLoss, completion_means, group_advantages, group_loss
 from stages.learning.optimizer import Optimizer, count, remedy
 from stages.learning.reward_source import Scorer
 from stages.model.adapters import Adapters, Plan
@@ -189,9 +190,7 @@ def _sample_window(
             kept.append((number, completions))
     scored = scorer.rewards([(prompts.ids[number], completions) for number, completions in kept])
     for (number, _), rewards in zip(kept, scored, strict=True):
-        broken = (~torch.isfinite(rewards)).nonzero()
-        if len(broken):
-            draw = int(broken[0])
+        if (draw := first_not_finite(rewards.numpy())) is not None:
             raise TrainingError(
                 f"{name} prompt {prompts.indexes[number]} draw {draw}: the reward is {float(rewards[draw])}, which is not finite; "
                 "no weight was moved"
@@ -215,23 +214,24 @@ def _back_propagate(adapters: Adapters, groups: Sequence[Group], settings: Grpo,
         for number, ours, base in zip(together, policy, reference, strict=True):
             group = groups[number]
             lengths = torch.tensor([len(completion.ids) for completion in group.completions], device=ours.log_probs.device)
-            parts = group_loss(ours.log_probs, base.log_probs, lengths, group_advantages(group.rewards), settings.beta)
+            advantages = group_advantages(group.rewards)
+            parts = group_loss(ours.log_probs, base.log_probs, lengths, advantages, settings.beta)
             if not torch.isfinite(parts.loss):
                 raise TrainingError(
                     f"{name} prompt {group.place}: the loss is not finite (kl {float(parts.kl.detach())}); no weight was moved; "
                     f"{remedy('grpo', step)}"
                 )
             losses.append(parts.loss / len(groups))
-            figures.append(_figures(group, parts, float(completion_means(ours.entropy, lengths).mean())))
+            figures.append(_figures(group, advantages, parts, float(completion_means(ours.entropy, lengths).mean())))
         torch.stack(losses).sum().backward()
     return figures
 
 
-def _figures(group: Group, parts: GroupLoss, entropy: float) -> GroupFigures:
+def _figures(group: Group, advantages: Advantages, parts: GroupLoss, entropy: float) -> GroupFigures:
     return GroupFigures(
         loss=float(parts.loss.detach()),
         reward=float(group.rewards.mean()),
-        spread=group_advantages(group.rewards).denominator / len(group.completions),
+        spread=advantages.denominator / len(group.completions),
         kl=float(parts.kl.detach()),
         tokens=float(np.mean([completion.length for completion in group.completions])),
         truncated=float(np.mean([not completion.ended for completion in group.completions])),

@@ -32,6 +32,12 @@ def pair_order(chosen: Floats, rejected: Floats) -> PairOrder:
     return PairOrder((chosen > rejected).astype(np.float64), int((chosen == rejected).sum()), chosen - rejected)
 
 
+def first_not_finite(values: Floats) -> int | None:
+    """The place of the first of [N] that is not finite; None where all are."""
+    broken = np.flatnonzero(~np.isfinite(values))
+    return int(broken[0]) if len(broken) else None
+
+
 def win_rate(policy: Floats, base: Floats) -> float:
     """Share of draws in which the policy's completion scores higher than the base's; a tie counts half; [N] twice."""
     return float(np.mean((policy > base) + 0.5 * (policy == base)))

@@ -14,7 +14,7 @@ from stages.core.progress import bar, say
 from stages.core.settings.reward import Reward
 from stages.files.history import HistoryFile
 from stages.learning import schedule
-from stages.learning.metrics import pair_order
+from stages.learning.metrics import first_not_finite, pair_order
 from stages.learning.objective import bradley_terry
 from stages.learning.optimizer import Optimizer, count, remedy
 from stages.model.adapters import Plan
@@ -63,11 +63,11 @@ def fit(reward_model: RewardModel, plan: Plan, pairs: Sequence[EncodedPair], set
                 window = order[start : start + settings.accumulation]
                 where = f"epoch {epoch + 1}/{settings.epochs} step {len(rows) + 1}/{steps}"
                 scores = _accumulate(reward_model, [pairs[index] for index in window], settings.batch_size)
-                loss = bradley_terry(*scores).double()
-                if not torch.isfinite(loss).all():
-                    worst = window[int((~torch.isfinite(loss)).nonzero()[0])]
+                loss = bradley_terry(*scores).double().cpu().numpy()
+                if (broken := first_not_finite(loss)) is not None:
                     raise TrainingError(
-                        f"{where}: the loss of training pair {worst} is not finite; no weight was moved; {remedy('reward', len(rows))}"
+                        f"{where}: the loss of training pair {window[broken]} is not finite; "
+                        f"no weight was moved; {remedy('reward', len(rows))}"
                     )
                 norm = optimizer.step(len(rows), where)
                 numbers = [side.double().cpu().numpy() for side in scores]
@@ -84,7 +84,7 @@ def fit(reward_model: RewardModel, plan: Plan, pairs: Sequence[EncodedPair], set
                 rows.append(row)
                 history.append(row)
                 say(f"{where} loss {row['loss']:.4f} accuracy {row['accuracy']:.3f} score margin {row['mean_score_margin']:.4f}")
-                losses.append(loss.cpu().numpy())
+                losses.append(loss)
                 chosen.append(numbers[0])
                 rejected.append(numbers[1])
                 advance()

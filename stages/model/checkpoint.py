@@ -13,7 +13,7 @@ from stages.core import layout
 from stages.core.errors import BaseError
 from stages.core.progress import say
 from stages.files import fingerprint
-from stages.files.base_record import BaseRecord
+from stages.files.base_record import ABSENT, APPLIED, OFF, BaseRecord
 from stages.files.fingerprint import Digests
 from stages.model import source, templates
 from stages.model.passes import hidden_width
@@ -21,7 +21,6 @@ from stages.model.passes import hidden_width
 logging.disable_progress_bar()  # a bar per loaded file would stand in the log of every stage
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-APPLIED, ABSENT, OFF = "applied", "absent", "off"
 
 
 _LOAD_ERRORS = (
@@ -37,13 +36,6 @@ _LOAD_ERRORS = (
     StrictDataclassError,
 )
 """What transformers raises for a folder whose files are broken or say what cannot be."""
-
-
-class Checkpoint(NamedTuple):
-    """The frozen base, in evaluation mode for good (so that no dropout is ever alive), and its tokenizer."""
-
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
 
 
 class Found(NamedTuple):
@@ -136,7 +128,10 @@ def find(base: BaseRecord) -> Found:
 
 
 def load_weights(found: Found, device: torch.device) -> PreTrainedModel:
-    """Loads the model in the recorded precision; raises BaseError where it cannot be loaded whole."""
+    """The frozen base in the recorded precision, in evaluation mode for good, so that no dropout is ever alive.
+
+    Raises BaseError where it cannot be loaded whole.
+    """
     folder, base, _ = found
     model, told = _load(
         AutoModelForCausalLM, folder, base.trust_remote_code, dtype=DTYPES[base.precision], use_safetensors=True, output_loading_info=True
@@ -153,12 +148,6 @@ def load_weights(found: Found, device: torch.device) -> PreTrainedModel:
             "where they are layers, config.json names fewer than there are"
         )
     return cast(PreTrainedModel, model.to(device).eval().requires_grad_(False))
-
-
-def load(base: BaseRecord, device: torch.device) -> Checkpoint:
-    """Both at once."""
-    found = find(base)
-    return Checkpoint(load_weights(found, device), found.tokenizer)
 
 
 def convert_gguf(folder: Path, gguf_file: str, target: Path) -> None:
@@ -211,7 +200,8 @@ def _require_unchanged(folder: Path, found: Digests, ends: list[int], base: Base
 def _stored_numbers(file: Path) -> int:
     try:
         with safe_open(file, framework="np") as tensors:
-            shapes = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118 - not a mapping
+            names = tensors.keys()
+            shapes = [tensors.get_slice(name).get_shape() for name in names]
     except SafetensorError as error:
         raise BaseError(f"{file}: not a safetensors file ({error}); fetch the checkpoint again") from error
     return sum(int(torch.Size(shape).numel()) for shape in shapes)

@@ -9,13 +9,17 @@ from stages.core.progress import say
 from stages.core.settings.runtime import Runtime
 
 
+def processors() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def set_threads(runtime: Runtime) -> None:
     """Sets torch's CPU threads; null leaves torch's own choice."""
     if runtime.threads is not None:
         torch.set_num_threads(runtime.threads)
-        available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        if available is not None and runtime.threads > available:
-            say(f"runtime.threads: {runtime.threads} threads on {available} CPUs take many times as long; lower it")
+        if runtime.threads > processors():
+            say(f"runtime.threads: {runtime.threads} threads on {processors()} CPUs take many times as long; lower it")
 
 
 def prepare(runtime: Runtime) -> torch.device:
@@ -27,5 +31,5 @@ def prepare(runtime: Runtime) -> torch.device:
     except (RuntimeError, AssertionError, ImportError) as error:
         reason = str(error).splitlines()[0]
         raise DeviceError(f"runtime.device: {runtime.device!r} cannot be used here ({reason}); set runtime.device=cpu") from error
-    say(f"computing on {device} with {torch.get_num_threads()} of {os.cpu_count()} CPU threads (runtime.threads)")
+    say(f"computing on {device} with {torch.get_num_threads()} of {processors()} CPU threads (runtime.threads)")
     return device

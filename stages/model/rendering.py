@@ -9,14 +9,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from transformers import PreTrainedTokenizerBase
+from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from stages.core.errors import BaseError, DataError
-from stages.files.base_record import BaseRecord
+from stages.files.base_record import APPLIED, BaseRecord
 from stages.files.records import Pair
 from stages.model import templates
-
-APPLIED = "applied"
 
 
 class EncodedPair(NamedTuple):
@@ -111,6 +109,6 @@ class Renderer:
             )
         return list(encoded.input_ids)
 
-    def _word(self, text: str, encoded: object, place: int) -> str:
-        span = encoded.token_to_chars(place) if self.tokenizer.is_fast else None  # type: ignore[attr-defined]
+    def _word(self, text: str, encoded: BatchEncoding, place: int) -> str:
+        span = encoded.token_to_chars(place) if self.tokenizer.is_fast else None
         return text[span.start : span.end] if span else str(self.tokenizer.unk_token)

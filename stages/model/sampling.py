@@ -3,7 +3,8 @@
 The sampling parameters are the caller's alone; the checkpoint's generation_config is not read, but for its end tokens.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,12 +68,13 @@ def sample(
     cache of keys and values.
     """
     _require_cache(model)
+    pick = functools.partial(choose, temperature=temperature, top_p=top_p)
     together = max(1, ROWS // uniforms.shape[1])
     found: list[list[Completion]] = []
     for start in range(0, len(prompts), together):
         batch = slice(start, start + together)
         try:
-            found += _decode(model, prompts[batch], uniforms[batch], temperature, top_p, end_tokens)
+            found += _decode(model, prompts[batch], uniforms[batch], pick, end_tokens)
         except NotFiniteError as error:
             raise NotFiniteError(start + error.prompt, error.draw, error.position) from error
     return found
@@ -82,11 +84,10 @@ def _decode(
     model: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
     uniforms: NDArray[np.float64],
-    temperature: float,
-    top_p: float,
+    pick: Callable[[Tensor, Tensor], Tensor],
     end_tokens: Sequence[int],
 ) -> list[list[Completion]]:
-    """`sample`, all prompts in one batch."""
+    """Completes all prompts in one batch; `pick` takes logits [R, V] and uniforms [R] to tokens [R]."""
     count, group, limit = uniforms.shape
     device = model.device
     chooser = torch.from_numpy(uniforms.reshape(count * group, limit)).to(device)
@@ -103,7 +104,7 @@ def _decode(
         broken = (live & ~torch.isfinite(logits.logsumexp(-1))).nonzero()
         if len(broken):
             raise NotFiniteError(int(broken[0]) // group, int(broken[0]) % group, place)
-        token = choose(logits, chooser[:, place], temperature, top_p)
+        token = pick(logits, chooser[:, place])
         columns.append(token)
         live &= ~torch.isin(token, ends)
         if place + 1 == limit or not live.any():

@@ -157,7 +157,7 @@ def test_a_file_that_is_no_json_is_refused_by_name(folder: Path, file: str, cont
 def test_an_index_of_no_files_of_the_folder_is_refused(folder: Path, content: str):
     (folder / "model.safetensors").unlink()
     (folder / fingerprint.WEIGHTS_INDEX).write_text(content)
-    with pytest.raises(BaseError, match=r"model\.safetensors\.index\.json: it names no file.*; fetch the checkpoint again$"):
+    with pytest.raises(BaseError, match=r"model\.safetensors\.index\.json: it names no file of this folder.*; fetch the checkpoint again$"):
         digests(folder)
 
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from stages.files import peft_folder
 from stages.files.artifacts import ADAPTER, Artifact
-from stages.model import adapters, checkpoint
+from stages.model import adapters
 from stages.model.adapters import Adapters
 from tests import tiny
 
@@ -27,7 +27,7 @@ def logits(model: PreTrainedModel | PeftModel) -> Tensor:
 def trained(folder: Path) -> tuple[Artifact, Tensor]:
     """A policy of every linear module of layer 1 over the base in the folder, and the logits with it on."""
     record = tiny.record(folder)
-    model = checkpoint.load(record, torch.device("cpu")).model
+    model = tiny.load(record).model
     plan = adapters.plan(model, "grpo", 4, 6.0, "all-linear", [1])
     factors = Adapters(model).add_fresh("policy", plan, seed=0)
     generator = torch.Generator().manual_seed(1)

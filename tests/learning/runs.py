@@ -66,46 +66,38 @@ def fitting_prompts(count: int = 6) -> FittingPrompts:
     return FittingPrompts([[BEGIN, *ids(text)] for text in PROMPTS[:count]], list(range(3, 3 + count)), 0)
 
 
+ADAPTER: dict[str, Any] = {
+    "rank": 8,
+    "alpha": 16.0,
+    "targets": ["query", "value"],
+    "layers": "all",
+    "learning_rate": 5e-3,
+    "warmup_steps": 0,
+    "weight_decay": 0.0,
+    "max_grad_norm": 1.0,
+    "seed": 42,
+}
+"""What both trainings set."""
+
+
 def reward_settings(**changes: Any) -> Reward:
-    settings = Reward(
-        rank=8,
-        alpha=16.0,
-        targets=["query", "value"],
-        layers="all",
-        epochs=3,
-        learning_rate=5e-3,
-        warmup_steps=0,
-        weight_decay=0.0,
-        max_grad_norm=1.0,
-        accumulation=4,
-        batch_size=4,
-        max_sequence=64,
-        seed=42,
-    )
+    settings = Reward(**ADAPTER, epochs=3, accumulation=4, batch_size=4, max_sequence=64)
     return dataclasses.replace(settings, **changes)
 
 
 def grpo_settings(**changes: Any) -> Grpo:
     settings = Grpo(
+        **ADAPTER,
         reward="length",
         group=4,
         iterations=1,
         beta=0.04,
-        rank=8,
-        alpha=16.0,
-        targets=["query", "value"],
-        layers="all",
-        learning_rate=5e-3,
-        warmup_steps=0,
-        weight_decay=0.0,
-        max_grad_norm=1.0,
         accumulation=1,
         max_new_tokens=5,
         temperature=0.9,
         top_p=0.95,
         max_sequence=512,
         empty_completions="score",
-        seed=42,
     )
     return dataclasses.replace(settings, **changes)
 
@@ -256,6 +248,21 @@ def train_policy(
         )
     tensors = adapters.to_numpy(adapted.factors(grpo_loop.ADAPTER_NAME))
     return Trained(adapted.model, adapted, plan, run, tensors, appended, stderr.getvalue().splitlines())
+
+
+def require_frozen(trained: Trained, row: list[int], adapter: str) -> None:
+    """Asserts that the base is bitwise what it was before the training, and so is what it computes with the adapters off."""
+    untouched = frozen_toy()
+    kept = {name.replace(".base_layer", ""): tensor for name, tensor in trained.model.state_dict().items() if "lora_" not in name}
+    expected = untouched.state_dict()
+    assert kept.keys() == expected.keys()
+    assert all(torch.equal(kept[name], tensor) for name, tensor in expected.items())
+    rows = torch.tensor([row])
+    trained.adapters.use(None)
+    with torch.no_grad():
+        assert torch.equal(trained.model(rows).logits, untouched(rows).logits)
+        trained.adapters.use(adapter)
+        assert not torch.equal(trained.model(rows).logits, untouched(rows).logits)
 
 
 def ended(*tokens: int) -> Completion:

@@ -113,17 +113,7 @@ def test_progress_has_the_documented_lines(recorded):
 
 
 def test_the_base_is_bitwise_what_it_was_and_so_is_what_it_computes_with_the_adapters_off(recorded):
-    untouched = runs.frozen_toy()
-    trained = {name.replace(".base_layer", ""): tensor for name, tensor in recorded.model.state_dict().items() if "lora_" not in name}
-    expected = untouched.state_dict()
-    assert trained.keys() == expected.keys()
-    assert all(torch.equal(trained[name], tensor) for name, tensor in expected.items())
-    rows = torch.tensor([fitting_prompts().ids[2]])
-    recorded.adapters.use(None)
-    with torch.no_grad():
-        assert torch.equal(recorded.model(rows).logits, untouched(rows).logits)
-        recorded.adapters.use("policy")
-        assert not torch.equal(recorded.model(rows).logits, untouched(rows).logits)
+    runs.require_frozen(recorded, fitting_prompts().ids[2], "policy")
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_others():

@@ -176,13 +176,18 @@ def test_the_ratio_is_exactly_1():
     assert group_loss(policy, policy.detach(), torch.tensor([1, 1, 2]), given, 0.0).loss.item() == 0.25
 
 
+def drawn(draw: random.Random, group: int) -> tuple[list[int], torch.Tensor]:
+    """Lengths of a group's completions, and float32 log-probabilities of their tokens."""
+    sizes = [draw.randint(1, 16) for _ in range(group)]
+    return sizes, ragged(group, sizes, torch.float32)[0]
+
+
 @pytest.mark.parametrize("group", range(2, 10))
 def test_under_whole_rewards_the_first_loss_is_exactly_zero(group):
     """Whole rewards such as lengths: numerators are whole, and whole numbers cancel without rounding, whatever the lengths."""
     draw = random.Random(group)
     for _ in range(20):
-        sizes = [draw.randint(1, 16) for _ in range(group)]
-        policy, _ = ragged(group, sizes, torch.float32)
+        sizes, policy = drawn(draw, group)
         rewards = [float(size - draw.randint(0, 1)) for size in sizes]
         parts = group_loss(policy, policy.detach(), torch.tensor(sizes), advantages(rewards), 0.04)
         assert positive_zero(parts.loss.item())
@@ -193,8 +198,7 @@ def test_under_whole_rewards_the_first_loss_is_exactly_zero(group):
 def test_under_close_rewards_around_20_the_first_loss_is_below_a_millionth(group):
     draw = random.Random(group)
     for _ in range(20):
-        sizes = [draw.randint(1, 16) for _ in range(group)]
-        policy, _ = ragged(group, sizes, torch.float32)
+        sizes, policy = drawn(draw, group)
         rewards = torch.tensor([20 + draw.uniform(-1e-3, 1e-3) for _ in sizes], dtype=torch.float32).double()
         loss = group_loss(policy, policy.detach(), torch.tensor(sizes), group_advantages(rewards), 0.04).loss.item()
         assert abs(loss) < 1e-6

@@ -106,17 +106,7 @@ def test_steps_reach_the_history_file_as_they_are_taken(tmp_path, monkeypatch):
 
 
 def test_the_base_is_bitwise_what_it_was_and_so_is_what_it_computes_with_the_adapters_off(recorded):
-    untouched = runs.frozen_toy()
-    trained = {name.replace(".base_layer", ""): tensor for name, tensor in recorded.model.state_dict().items() if "lora_" not in name}
-    expected = untouched.state_dict()
-    assert trained.keys() == expected.keys()
-    assert all(torch.equal(trained[name], tensor) for name, tensor in expected.items())
-    rows = torch.tensor([calm_pairs()[0].chosen])
-    recorded.adapters.use(None)
-    with torch.no_grad():
-        assert torch.equal(recorded.model(rows).logits, untouched(rows).logits)
-        recorded.adapters.use("reward")
-        assert not torch.equal(recorded.model(rows).logits, untouched(rows).logits)
+    runs.require_frozen(recorded, calm_pairs()[0].chosen, "reward")
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(recorded):
@@ -218,7 +208,9 @@ def test_a_loss_that_is_not_finite_stops_and_names_the_step_and_the_pair():
     with torch.no_grad():
         reward_model.head[0, 3] = float("nan")
     before = [tensor.detach().clone() for tensor in reward_model.trainable().values()]
-    with pytest.raises(TrainingError, match=r"^epoch 1/3 step 1/6: the loss of training pair \d is not finite; no weight was moved"):
+    with pytest.raises(
+        TrainingError, match=r"^epoch 1/3 step 1/6: the loss of training pair \d is not finite; no weight was moved; no step was taken yet"
+    ):
         reward_loop.fit(reward_model, plan, calm_pairs(), runs.reward_settings(), [])
     after = list(reward_model.trainable().values())
     assert all(torch.equal(now.nan_to_num(-9), then.nan_to_num(-9)) for now, then in zip(after, before, strict=True))

@@ -99,7 +99,7 @@ def test_the_fingerprint_stays_when_the_folder_moves_the_precision_changes_or_an
     assert tiny.record(folder, precision="bf16", model="other", chat_template="off").fingerprint == before
     moved = folder.rename(tmp_path / "elsewhere")
     assert same_base(moved) == before
-    loaded = checkpoint.load(tiny.record(moved), CPU)
+    loaded = tiny.load(tiny.record(moved))
     loaded.model.save_pretrained(tmp_path / "again")
     loaded.tokenizer.save_pretrained(tmp_path / "again")
     edit(tmp_path / "again" / "config.json", transformers_version="4.0.0")
@@ -142,11 +142,11 @@ CHANGES = {
 @pytest.mark.parametrize("part", CHANGES)
 def test_a_change_of_any_part_is_another_base_and_is_not_loaded_as_the_one_recorded(folder: Path, part: str):
     record = tiny.record(folder)
-    checkpoint.load(record, CPU)
+    tiny.load(record)
     CHANGES[part](folder)
     assert same_base(folder) != record.fingerprint
     with pytest.raises(BaseError) as caught:
-        checkpoint.load(record, CPU)
+        tiny.load(record)
     assert caught.value.lines() == [
         f"base.model: {folder} has changed since it was recorded ({part}); "
         "bring the old one back, or run `dvc repro -f base` to record the new one"
@@ -155,7 +155,7 @@ def test_a_change_of_any_part_is_another_base_and_is_not_loaded_as_the_one_recor
 
 @pytest.mark.parametrize(("precision", "dtype"), [("f32", torch.float32), ("f16", torch.float16), ("bf16", torch.bfloat16)])
 def test_the_recorded_precision_is_what_the_weights_are_loaded_in(folder: Path, precision: str, dtype: torch.dtype):
-    loaded = checkpoint.load(tiny.record(folder, precision=precision), CPU)
+    loaded = tiny.load(tiny.record(folder, precision=precision))
     stored = load_file(folder / "model.safetensors")
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {dtype}
     for name, value in loaded.model.state_dict().items():
@@ -163,7 +163,7 @@ def test_the_recorded_precision_is_what_the_weights_are_loaded_in(folder: Path, 
 
 
 def test_the_loaded_model_is_frozen_in_evaluation_mode_and_has_its_own_tokenizer(folder: Path):
-    model, words = checkpoint.load(tiny.record(folder), CPU)
+    model, words = tiny.load(tiny.record(folder))
     assert not any(module.training for module in model.modules())
     assert not any(parameter.requires_grad for parameter in model.parameters())
     assert words("the child").input_ids == [tiny.IDS[tiny.BEGIN], *tiny.ids("the child")]
@@ -199,7 +199,7 @@ def test_several_chat_templates_are_refused_unless_they_are_off(tmp_path: Path):
     assert "carries several chat templates (default, tool_use); keep one" in line
     record = tiny.record(tmp_path, chat_template="off")
     assert record.chat_template == "off"
-    checkpoint.load(record, CPU)
+    tiny.load(record)
 
 
 def test_pickle_weights_are_never_loaded(folder: Path):
@@ -219,12 +219,13 @@ def test_a_single_file_that_changed_beside_an_index_is_refused(folder: Path):
     change_weight(folder)
     loaded = AutoModelForCausalLM.from_pretrained(folder).state_dict()["model.norm.weight"]
     assert torch.equal(loaded, load_file(folder / "model.safetensors")["model.norm.weight"])
-    assert "has changed since it was recorded (weights)" in refused(lambda: checkpoint.load(record, CPU))
+    assert "has changed since it was recorded (weights)" in refused(lambda: tiny.load(record))
 
 
 def test_code_that_changed_is_refused_where_it_may_run(folder: Path):
     (folder / "modeling.py").write_text("epsilon = 1e-6")
     records = [tiny.record(folder, trust_remote_code=trusted) for trusted in (False, True)]
+    checkpoint.find(records[1])
     (folder / "modeling.py").write_text("epsilon = 5.0")
     checkpoint.find(records[0])
     assert "has changed since it was recorded (config)" in refused(lambda: checkpoint.find(records[1]))
@@ -232,7 +233,7 @@ def test_code_that_changed_is_refused_where_it_may_run(folder: Path):
 
 def test_stored_weights_that_the_configuration_leaves_out_are_named(folder: Path, capsys: pytest.CaptureFixture[str]):
     edit(folder / "config.json", num_hidden_layers=1)
-    checkpoint.load(tiny.record(folder), CPU)
+    tiny.load(tiny.record(folder))
     assert (
         "base.model: LlamaForCausalLM does not use 9 of the stored weights (model.layers.1.input_layernorm.weight, "
         "model.layers.1.mlp.down_proj.weight, model.layers.1.mlp.gate_proj.weight); "
@@ -286,7 +287,7 @@ def test_a_file_that_was_cut_off_is_refused_in_one_line_when_recorded_and_when_l
     record = tiny.record(folder)
     cut(folder / file)
     assert str(folder) in refused(lambda: tiny.record(folder))
-    assert str(folder) in refused(lambda: checkpoint.load(record, CPU))
+    assert str(folder) in refused(lambda: tiny.load(record))
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
@@ -294,12 +295,12 @@ def test_a_file_that_is_gone_is_refused_in_one_line_when_recorded_and_when_loade
     record = tiny.record(folder)
     (folder / file).unlink()
     assert str(folder) in refused(lambda: tiny.record(folder))
-    assert str(folder) in refused(lambda: checkpoint.load(record, CPU))
+    assert str(folder) in refused(lambda: tiny.load(record))
 
 
 def test_a_folder_that_is_gone_is_refused(folder: Path, tmp_path: Path):
     record = dataclasses.replace(tiny.record(folder), folder=(tmp_path / "gone").as_posix())
-    line = refused(lambda: checkpoint.load(record, CPU))
+    line = refused(lambda: tiny.load(record))
     assert line == (
         f"base.model: {tmp_path / 'gone'}, where base.json found the checkpoint, is not there; bring it back or run `dvc repro -f base`"
     )
@@ -310,7 +311,7 @@ def test_a_folder_that_is_gone_is_refused(folder: Path, tmp_path: Path):
 )
 def test_a_configuration_that_transformers_does_not_take_is_refused_in_one_line(folder: Path, values: dict[str, Any]):
     edit(folder / "config.json", **values)
-    line = refused(lambda: checkpoint.load(tiny.record(folder), CPU))
+    line = refused(lambda: tiny.load(tiny.record(folder)))
     assert line.startswith(f"base.model: {folder} cannot be loaded by transformers (")
 
 
@@ -318,7 +319,7 @@ def test_weights_that_a_checkpoint_lacks_are_not_made_up(folder: Path):
     tensors = load_file(folder / "model.safetensors")
     del tensors["lm_head.weight"], tensors["model.layers.1.self_attn.q_proj.weight"]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    assert refused(lambda: checkpoint.load(tiny.record(folder), CPU)) == (
+    assert refused(lambda: tiny.load(tiny.record(folder))) == (
         f"base.model: {folder} lacks 2 of the weights of LlamaForCausalLM (lm_head.weight, model.layers.1.self_attn.q_proj.weight); "
         "a whole causal language model is expected"
     )
@@ -327,7 +328,7 @@ def test_weights_that_a_checkpoint_lacks_are_not_made_up(folder: Path):
 def test_output_rows_tied_to_the_embedding_are_no_weights_that_lack(tmp_path: Path):
     saved = tiny.save(tmp_path / "base", tiny.model(tie_word_embeddings=True))
     assert "lm_head.weight" not in load_file(saved / "model.safetensors")
-    loaded = checkpoint.load(tiny.record(saved), CPU).model
+    loaded = tiny.load(tiny.record(saved)).model
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
 
 

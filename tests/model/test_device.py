@@ -1,6 +1,5 @@
 """The device and the threads of a stage."""
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -38,7 +37,7 @@ def test_a_device_that_this_machine_does_not_have_is_refused_in_one_line_that_na
 
 
 def test_more_threads_than_processors_are_said(capsys: pytest.CaptureFixture[str]):
-    available = len(os.sched_getaffinity(0))
+    available = device.processors()
     device.prepare(Runtime(device="cpu", threads=available))
     assert "lower it" not in capsys.readouterr().err
     device.prepare(Runtime(device="cpu", threads=available + 1))

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, PreTrainedModel
 
 from stages.core.errors import BaseError
+from stages.model import sampling
 from stages.model.draws import uniforms
 from stages.model.sampling import Completion, NotFiniteError, choose, sample
 from tests import tiny
@@ -197,7 +198,9 @@ def test_decoding_stops_when_every_completion_has_ended(monkeypatch: pytest.Monk
     assert len(steps) == 1
 
 
-def test_a_distribution_that_is_not_finite_is_named_by_prompt_draw_and_position():
+@pytest.mark.parametrize("rows", [64, 2])  # both prompts in one batch, and each in its own
+def test_a_distribution_that_is_not_finite_is_named_by_prompt_draw_and_position(monkeypatch: pytest.MonkeyPatch, rows: int):
+    monkeypatch.setattr(sampling, "ROWS", rows)
     model = tiny.model(tie_word_embeddings=False)
     prompts, uniform = [[6, 7], [8, 9]], draws(2, 2, 6)
     whole = sample(model, prompts, uniform, 1.0, 1.0, NEVER)

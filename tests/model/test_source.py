@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stages.core.errors import BaseError
-from stages.model import checkpoint, source
+from stages.model import source
 from stages.model.source import Source
 from tests import tiny
 
@@ -50,7 +50,7 @@ def test_a_hub_id_is_loaded_at_the_commit_recorded_wherever_its_branch_has_moved
     record = tiny.record(found.folder, lies_in=None, model="owner/name", commit=found.commit)
     assert record.folder is None
     (cache / "models--owner--name" / "refs" / "main").write_text(OLDER)
-    loaded = checkpoint.load(record, torch.device("cpu")).model
+    loaded = tiny.load(record).model
     assert torch.equal(loaded.lm_head.weight, tiny.model(seed=0).lm_head.weight)
 
 

@@ -12,15 +12,11 @@ def _device(value: str) -> str | None:
     return None if re.fullmatch(r"cpu|cuda(:\d+)?", value) else "expected cpu, cuda, or one of several such as cuda:1"
 
 
-def _threads(value: int | None) -> str | None:
-    return None if value is None else between(1, MOST_THREADS, "threads must be at least one, or null")(value)
-
-
 @dataclass(frozen=True)
 class Runtime:
     """What every stage that computes reads."""
 
     device: str = setting(_device)
     """Torch device: cpu, cuda or cuda:0 (others lack the float64 that rewards and draws are held in)."""
-    threads: int | None = setting(_threads)
+    threads: int | None = setting(between(1, MOST_THREADS, "threads must be at least one, or null"))
     """CPU threads; null leaves torch's own choice."""

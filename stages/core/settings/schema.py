@@ -113,7 +113,7 @@ def one_of(*allowed: str) -> Check:
 
 def not_empty(otherwise: str) -> Check:
     """Passes texts and lists that hold something."""
-    return lambda value: None if value is None or len(value) > 0 else otherwise
+    return lambda value: None if len(value) > 0 else otherwise
 
 
 def build_one_of(classes: Sequence[type[Any]], section: str, values: object, known: Iterable[str] = ()) -> Built:
@@ -136,14 +136,15 @@ def build_one_of(classes: Sequence[type[Any]], section: str, values: object, kno
         key = f"{section}.{field.name}"
         value = values.get(field.name, MISSING)
         try:
-            read[field.name] = _typed(hints[field.name], value)
+            read[field.name] = typed(hints[field.name], value)
         except TypeError:
             problems.append(_missing(key) if value is None or value == MISSING else _mistyped(key, hints[field.name], value))
             continue
         if value == MISSING:  # a text field would take it
             problems.append(_missing(key))
             continue
-        wrong = next((wrong for check in field.metadata["checks"] if (wrong := check(read[field.name])) is not None), None)
+        checks = () if read[field.name] is None else field.metadata["checks"]  # where null is allowed, nothing is to be checked
+        wrong = next((wrong for check in checks if (wrong := check(read[field.name])) is not None), None)
         if wrong is not None:
             problems.append(f"{key}: {wrong} (found {show(value)})")
     return Built(None, problems) if problems else Built(cls(**read), [])
@@ -182,6 +183,21 @@ def neighbour(key: str, known: Iterable[str]) -> str | None:
         if of_leaf >= NEAR and score > likeness:
             best, likeness = name, score
     return best
+
+
+def typed(hint: Any, value: object) -> Any:
+    """The value as the hint has it; raises TypeError where it is of another type."""
+    options = _options(hint)
+    if value is None and types.NoneType in options:
+        return None
+    for option in options:
+        if option is float and (number := _number(value)) is not None:
+            return number
+        if typing.get_origin(option) is list and isinstance(value, list):
+            return [typed(typing.get_args(option)[0], item) for item in value]
+        if option in (int, bool, str) and type(value) is option:
+            return value
+    raise TypeError
 
 
 def show(value: object) -> str:
@@ -233,21 +249,6 @@ def _expected(hint: Any) -> str:
     singular = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", types.NoneType: "null"}
     lists = {list[str]: "a list of texts", list[int]: "a list of whole numbers"}
     return " or ".join(lists[option] if option in lists else singular[option] for option in _options(hint))
-
-
-def _typed(hint: Any, value: object) -> Any:
-    """The value as the hint has it; raises TypeError where it is of another type."""
-    options = _options(hint)
-    if value is None and types.NoneType in options:
-        return None
-    for option in options:
-        if option is float and (number := _number(value)) is not None:
-            return number
-        if typing.get_origin(option) is list and isinstance(value, list):
-            return [_typed(typing.get_args(option)[0], item) for item in value]
-        if option in (int, bool, str) and type(value) is option:
-            return value
-    raise TypeError
 
 
 def _number(value: object) -> float | None:
