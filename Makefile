@@ -46,7 +46,10 @@ $(VENV)/bin/python:
 define satisfy
 digest() { $(VENV)/bin/python -c 'import hashlib, sys; print(hashlib.sha256(open(sys.argv[1], "rb").read()).hexdigest())' $$1; }; \
 missing=; \
-for lock in $(2); do [ "$$(cat $(LOCKS)/$$lock.sha256 2>/dev/null)" = "$$(digest $$lock)" ] || missing=yes; done; \
+for lock in $(2); do \
+  wanted=$$(digest $$lock) || { echo "$(VENV)/bin/python does not run: remove $(VENV) and run make again" >&2; exit 1; }; \
+  [ "$$(cat $(LOCKS)/$$lock.sha256 2>/dev/null)" = "$$wanted" ] || missing=yes; \
+done; \
 if [ -n "$$missing" ]; then \
   echo "installing $(1) (minutes, the first time)"; \
   mkdir -p $(LOCKS) && rm -f $(LOCKS)/*.sha256 && $(PIP) install --quiet -r $(1) || exit 1; \

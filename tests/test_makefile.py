@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -31,7 +32,7 @@ def project(tmp_path: Path) -> Path:
     folder.mkdir()
     for name in ("Makefile", "requirements.lock", "requirements-test.lock"):
         shutil.copy(ROOT / name, folder)
-    stand_in(folder / ".venv/bin/python", PYTHON.format(python=sys.executable))
+    stand_in(folder / ".venv/bin/python", PYTHON.format(python=shlex.quote(sys.executable)))
     return folder
 
 
@@ -53,6 +54,11 @@ def installed(folder: Path) -> list[str]:
     """What pip was asked to install, one entry per call."""
     log = folder / ".venv/bin/pip.log"
     return re.findall(r" install --quiet (.+)", log.read_text()) if log.exists() else []
+
+
+def test_an_environment_that_does_not_run_satisfies_nothing(project: Path):
+    stand_in(project / ".venv/bin/python", "#!/bin/sh\nexit 127\n")
+    assert ".venv/bin/python does not run: remove .venv and run make again" in make(project, "setup", code=2)
 
 
 def test_make_alone_lists_the_targets(project: Path):
