@@ -1,3 +1,4 @@
+import json
 import os
 import shlex
 import subprocess
@@ -120,7 +121,9 @@ def test_the_commands_that_are_named_bring_back_what_dvc_removed(project):
         "[(Path(p).parent.mkdir(parents=True, exist_ok=True), Path(p).write_text('1'))"
         " for p in ('artifacts/grpo', 'reports/grpo.json', 'reports/plots/grpo.csv')]\n"
     )
-    (project / "dvc.yaml").write_text(PIPELINE.replace("cmd: python grpo.py", f"cmd: {shlex.quote(sys.executable)} grpo.py"))
+    (project / "dvc.yaml").write_text(
+        PIPELINE.replace("cmd: python grpo.py", f"cmd: {json.dumps(f'{shlex.quote(sys.executable)} grpo.py')}")
+    )
     pipeline = (project / "dvc.yaml").read_text()
     (project / "dvc.yaml").write_text(pipeline.replace(pipeline[pipeline.index("  compose:") : pipeline.index("  grpo:")], ""))
     (project / "setting").write_text("good")
