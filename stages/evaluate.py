@@ -55,6 +55,7 @@ def main(params: Params) -> Document:
     for what, rows in (("prompts", prompts), ("pairs", pairs)):
         if not rows:
             say(f"no {what} are held out (data.heldout_fraction), so what would be measured on them is null")
+    fitting.say_unknown(renderer)
 
     adapted = Adapters(checkpoint.load_weights(found, device.prepare(params.runtime)))
     adapted.add_trained(POLICY_NAME, policy.rank, policy.alpha, policy.tensors)
@@ -68,6 +69,7 @@ def main(params: Params) -> Document:
         "heldout_pairs": len(pairs),
         "evaluated_pairs": len(fitted_pairs.pairs),
         "skipped_long_pairs": fitted_pairs.skipped_long,
+        "equal_tokens_pairs": fitted_pairs.equal_tokens,
         **comparison.pair_figures(scores, settings),
         "heldout_prompts": len(prompts),
         "evaluated_prompts": len(fitted.ids),

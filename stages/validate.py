@@ -5,18 +5,22 @@ writes   artifacts/validate/{prompts,pairs}.{train,heldout}.jsonl, reports/valid
 refuses  a file that is broken or empty, a set without a pair whose sides differ, a split that leaves nothing to train on
 """
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from stages.core import layout, runner
 from stages.core.errors import DataError, SettingsError
-from stages.core.progress import say
+from stages.core.progress import bar, say
 from stages.core.runner import Document
 from stages.core.settings.data import Data
-from stages.files import inspection, outputs, records
-from stages.files.records import PairSet, PromptSet
-from stages.files.splits import Row, Split, split
+from stages.files import inspection, leakage, outputs, records, splits
+from stages.files.inspection import Finding, InspectedPairs
+from stages.files.intake import sets
+from stages.files.intake.sets import PairSet, PromptSet, RowSet
+from stages.files.leakage import Divided
 
 
 @dataclass(frozen=True)
@@ -30,31 +34,38 @@ def main(params: Params) -> Document:
     """Checks, counts, splits, writes; `prompts` and `pairs` in the report count the rows kept, training and held-out together."""
     data = params.data
     prompts, pairs = _read(data)
-    pairs, equal_sides = inspection.without_equal_sides(pairs)
-    findings = [*inspection.prompt_findings(prompts), equal_sides, *inspection.pair_findings(pairs)]
-    prompt_split = _split("prompts", prompts.prompts, data)
-    pair_split = _split("pairs", pairs.pairs, data)
-    for line in [*inspection.unread(prompts), *inspection.unread(pairs), *(finding.line() for finding in findings if finding.places)]:
-        say(line)
+    with bar(len(prompts.rows) + len(pairs.rows), "inspecting") as advance:
+        of_prompts = inspection.inspect_prompts(prompts.rows, advance)
+        of_pairs = inspection.inspect_pairs(pairs.rows, advance)
+    _require_preferences(pairs, of_pairs)
+    prompt_rows = _divided("prompts", prompts.rows, range(len(prompts.rows)), data)
+    pair_rows = _divided("pairs", pairs.rows, of_pairs.kept, data)
+    prompt_findings, pair_findings = _compared([prompt_rows, pair_rows], data.near_duplicates)
+    prompt_findings = of_prompts.findings + prompt_findings
+    pair_findings = of_pairs.findings + pair_findings
+    _tell(prompts, prompt_findings)
+    _tell(pairs, pair_findings)
     report = {
         "trait_name": pairs.trait_name,
-        "prompts": len(prompts.prompts),
-        "train_prompts": len(prompt_split.train),
-        "heldout_prompts": len(prompt_split.heldout),
-        "pairs": len(pairs.pairs),
-        "train_pairs": len(pair_split.train),
-        "heldout_pairs": len(pair_split.heldout),
+        **_sizes(prompts, prompt_rows, data.near_duplicates),
+        **_sizes(pairs, pair_rows, data.near_duplicates),
+        "implicit_prompts": pairs.implicit_prompts,
+        "pairs_without_prompt": sum(pairs.rows[index].prompt is None for index in of_pairs.kept),
         "heldout_fraction": data.heldout_fraction,
-        "prompts_format": prompts.format,
-        "pairs_format": pairs.format,
-        **{finding.key: len(finding.places) for finding in findings},
-        "diversity": inspection.diversity([*(row.prompt for row in prompts.prompts), *inspection.pair_texts(pairs)]),
+        # null where near ones were not looked for
+        **{f"{key}_{name}": None for name in ("prompts", "pairs") for key in (leakage.NEAR_DUPLICATE, leakage.NEAR_LEAKED)},
+        **_counts(prompt_findings),
+        **_counts(pair_findings),
+        "diversity": inspection.diversity([of_prompts.words, of_pairs.words]),
+        "first_rows": {**_first_rows(prompts, prompt_findings), **_first_rows(pairs, pair_findings)},
     }
-    with outputs.together():
-        records.write_prompts(layout.TRAIN_PROMPTS, prompt_split.train)
-        records.write_prompts(layout.HELDOUT_PROMPTS, prompt_split.heldout)
-        records.write_pairs(layout.TRAIN_PAIRS, pair_split.train)
-        records.write_pairs(layout.HELDOUT_PAIRS, pair_split.heldout)
+    with bar(len(prompts.rows) + len(pairs.rows), "writing") as advance, outputs.together():
+        for paths, file, write in (
+            ((layout.TRAIN_PROMPTS, layout.HELDOUT_PROMPTS), prompt_rows, records.write_prompts),
+            ((layout.TRAIN_PAIRS, layout.HELDOUT_PAIRS), pair_rows, records.write_pairs),
+        ):
+            for path, indexes in zip(paths, file.split, strict=True):
+                write(path, _counted(file.rows, indexes, advance))
         outputs.write_json(layout.report("validate"), report)
     return Document(layout.VALIDATE, report)
 
@@ -65,30 +76,95 @@ def _read(data: Data) -> tuple[PromptSet, PairSet]:
     absent = [key for key, path in named.items() if not Path(path).exists()]
     if absent:
         raise SettingsError([f"{key}: {named[key]} is not there; a file is expected; put it there or name another" for key in absent])
+    columns = dataclasses.asdict(data.columns)
     problems: list[str] = []
-    try:
-        prompts = records.read_prompts(Path(data.prompts))
-    except DataError as refused:
-        problems += refused.problems
-    try:
-        pairs = records.read_pairs(Path(data.pairs))
-    except DataError as refused:
-        problems += refused.problems
+    found: dict[str, Any] = {}
+    for key, read in (("data.prompts", sets.read_prompts), ("data.pairs", sets.read_pairs)):
+        try:
+            found[key] = read(Path(named[key]), data.format, columns)
+        except DataError as refused:
+            problems += refused.problems
     if problems:
         raise DataError(problems)
+    prompts, pairs = found.values()
+    unused = [
+        f"data.columns.{role}: neither file has a column {name}; a file's own name is expected; correct it, or set it to null"
+        for role, name in columns.items()
+        if name is not None and role not in prompts.mapped | pairs.mapped
+    ]
+    if unused:
+        raise DataError(unused)
     return prompts, pairs
 
 
-def _split(name: str, rows: Sequence[Row], data: Data) -> Split[Row]:
-    """Training and held-out rows, their numbers told; raises DataError where nothing is left to train on."""
-    train, heldout = divided = split(rows, data.heldout_fraction, data.seed)
-    if not train:
+def _require_preferences(pairs: PairSet, inspected: InspectedPairs) -> None:
+    """Raises DataError where no pair is left that prefers one text to another."""
+    if not inspected.kept:
         raise DataError(
-            f"data.heldout_fraction: {data.heldout_fraction} holds out all {len(rows)} {name}, so there is nothing to train on; "
+            f"{pairs.place(0)}: pair set {pairs.trait_name or pairs.path} contains no pairs with differing sides, "
+            f"in all {len(pairs.rows)} chosen and rejected are one text; at least one that differs is expected; add some"
+        )
+
+
+def _divided(name: str, rows: Sequence[Any], kept: Sequence[int], data: Data) -> Divided:
+    """The rows on both sides, their numbers told; raises DataError where nothing is left to train on."""
+    split = splits.split(rows, kept, data.heldout_fraction, data.seed)
+    if not split.train:
+        raise DataError(
+            f"data.heldout_fraction: {data.heldout_fraction} holds out all {len(kept)} {name}, so there is nothing to train on; "
             "at least one must be left; lower it, or add rows"
         )
-    say(f"{name}: {len(train)} to train on, {len(heldout)} held out")
-    return divided
+    say(f"{name}: {len(split.train)} to train on, {len(split.heldout)} held out")
+    return Divided(name, rows, split)
+
+
+def _compared(files: Sequence[Divided], most: int) -> list[list[Finding]]:
+    """What the rows of each file have in common with others; where `most` is 0 no row is looked at for near ones."""
+    findings = [[leakage.leaked(file, files)] for file in files]
+    if most:
+        with bar(2 * sum(len(file.first(most)) for file in files), "near duplicates") as advance:
+            near = [leakage.near_duplicates(file, most, advance) for file in files]
+            for found, repeated, leaked in zip(findings, near, leakage.near_leaked(files, most, advance), strict=True):
+                found += [repeated, leaked]
+    return findings
+
+
+def _tell(found: RowSet, findings: Sequence[Finding]) -> None:
+    """Says how the file was read, what of it is not, and what is suspect in it."""
+    say(f"{found.path}: read as {found.format}, its texts as {found.texts}")
+    for key in found.unread:
+        say(f"{found.path}: {key} is not a key that is read here; its value changes nothing")
+    for finding in findings:
+        if finding.count:
+            say(finding.line(found.place))
+
+
+def _sizes(found: RowSet, file: Divided, most: int) -> dict[str, Any]:
+    """How many rows there are, and how they were read."""
+    train, heldout = map(len, file.split)
+    return {
+        f"{file.name}_rows": len(file.rows),
+        file.name: train + heldout,
+        f"train_{file.name}": train,
+        f"heldout_{file.name}": heldout,
+        f"{file.name}_format": found.format,
+        f"{file.name}_texts": found.texts,
+        f"near_looked_at_{file.name}": len(file.first(most)),
+    }
+
+
+def _counts(findings: Sequence[Finding]) -> dict[str, int]:
+    return {finding.key: finding.count for finding in findings}
+
+
+def _first_rows(found: RowSet, findings: Sequence[Finding]) -> dict[str, list[str]]:
+    return {finding.key: finding.places(found.place) for finding in findings if finding.count}
+
+
+def _counted(rows: Sequence[Any], indexes: Sequence[int], advance: Callable[[], object]) -> Iterator[Any]:
+    for index in indexes:
+        yield rows[index]
+        advance()
 
 
 if __name__ == "__main__":

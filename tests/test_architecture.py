@@ -15,8 +15,8 @@ from tests import imports
 LAYERS = ("core", "files", "model", "learning")
 """The folders under stages/; a module imports from its own or from one further left, an entry from any."""
 
-HEAVY = {"accelerate", "gguf", "peft", "safetensors", "tokenizers", "torch", "transformers"}
-"""Libraries that take seconds to import: the one reason for an import inside a function."""
+HEAVY = {"accelerate", "gguf", "peft", "pyarrow", "safetensors", "tokenizers", "torch", "transformers"}
+"""Libraries that take a second or a good part of it to import: the one reason for an import inside a function."""
 
 PIPELINE: dict[str, dict[str, Any]] = yaml.safe_load((imports.ROOT / "dvc.yaml").read_text(encoding="utf-8"))
 STAGES = PIPELINE["stages"]

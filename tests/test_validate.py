@@ -1,8 +1,13 @@
 """The validate stage: its files, its report, what it says, what it refuses and then leaves alone."""
 
+import contextlib
 import json
+import os
+import pty
 import subprocess
 import sys
+import termios
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +18,18 @@ from stages import validate
 from stages.core import layout
 from stages.core.errors import DataError, SettingsError
 from stages.core.settings.data import Data
-from stages.files import records
-from stages.files.records import Pair
+from stages.core.settings.schema import build_one_of
+from stages.files import records, transcript
+from stages.files.records import Message, Pair
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared" / "data"
 OUTPUTS = (layout.TRAIN_PROMPTS, layout.HELDOUT_PROMPTS, layout.TRAIN_PAIRS, layout.HELDOUT_PAIRS, layout.report("validate"))
+COUNTS = (
+    *("duplicate_prompts", "damaged_prompts", "prompts_as_text", "leaked_prompts", "near_duplicate_prompts", "near_leaked_prompts"),
+    *("equal_sides", "duplicate_pairs", "swapped_pairs", "refusal_sides", "length_imbalance", "damaged_texts", "texts_as_messages"),
+    *("leaked_pairs", "near_duplicate_pairs", "near_leaked_pairs"),
+)
 PAIR = {"positive": "the sea is calm", "negative": "the sea is harsh"}
 
 
@@ -40,10 +51,21 @@ def write_pairs(pairs: list[Any]) -> None:
     (layout.DATA / "pairs.json").write_text(json.dumps({"trait_name": "calm", "pairs": pairs}))
 
 
-def params(
-    heldout_fraction: float = 0.3, seed: int = 0, prompts: str = "data/prompts.json", pairs: str = "data/pairs.json"
-) -> validate.Params:
-    return validate.Params(Data(prompts=prompts, pairs=pairs, heldout_fraction=heldout_fraction, seed=seed))
+SETTINGS: dict[str, Any] = {
+    "prompts": "data/prompts.json",
+    "pairs": "data/pairs.json",
+    "format": "auto",
+    "columns": {"prompt": None, "chosen": None, "rejected": None},
+    "heldout_fraction": 0.3,
+    "seed": 0,
+    "near_duplicates": 0,
+}
+
+
+def params(**changes: Any) -> validate.Params:
+    built = build_one_of((Data,), "data", {**SETTINGS, **changes})
+    assert built.problems == []
+    return validate.Params(built.value)
 
 
 def written() -> dict[Path, bytes]:
@@ -62,22 +84,26 @@ def test_the_rows_of_both_files_are_written_once_and_the_report_counts_them(proj
     # Words: prompt N 40 times, calm sea N and harsh sea N 20 times, 200 in all; prompt, calm, harsh, sea, 0 to 39 are distinct.
     assert document.report == {
         "trait_name": "calm",
+        "prompts_rows": 40,
         "prompts": 40,
         "train_prompts": len(prompts[0]),
         "heldout_prompts": len(prompts[1]),
+        "prompts_format": "json",
+        "prompts_texts": "strings",
+        "near_looked_at_prompts": 0,
+        "pairs_rows": 20,
         "pairs": 20,
         "train_pairs": len(pairs[0]),
         "heldout_pairs": len(pairs[1]),
-        "heldout_fraction": 0.3,
-        "prompts_format": "json",
         "pairs_format": "json",
-        "duplicate_prompts": 0,
-        "equal_sides": 0,
-        "duplicate_pairs": 0,
-        "swapped_pairs": 0,
-        "refusal_sides": 0,
-        "length_imbalance": 0,
+        "pairs_texts": "strings",
+        "near_looked_at_pairs": 0,
+        "implicit_prompts": 0,
+        "pairs_without_prompt": 20,
+        "heldout_fraction": 0.3,
+        **{key: None if key.startswith("near_") else 0 for key in COUNTS},
         "diversity": 44 / 200,
+        "first_rows": {},
     }
     assert all(len(rows) > 0 for rows in (*prompts, *pairs))
 
@@ -227,11 +253,8 @@ def write_params(data: dict[str, Any]) -> None:
     layout.PARAMS.write_text(yaml.safe_dump({"data": data}))
 
 
-DATA = {"prompts": "data/prompts.json", "pairs": "data/pairs.json", "heldout_fraction": 0.3, "seed": 0}
-
-
 def test_run_as_a_module_it_prints_its_document_and_nothing_else_on_stdout(project: Path):
-    write_params(DATA)
+    write_params(SETTINGS)
     done = run(project)
     assert done.returncode == 0, done.stderr
     report = json.loads(layout.report("validate").read_text())
@@ -247,7 +270,7 @@ def test_run_as_a_module_it_prints_its_document_and_nothing_else_on_stdout(proje
 )
 def test_run_as_a_module_it_refuses_on_stderr_alone(project: Path, broken: str, code: int, line: str):
     write_prompts([])
-    write_params(DATA if broken == "data" else {**DATA, "prompts": "data/absent.json"})
+    write_params(SETTINGS if broken == "data" else {**SETTINGS, "prompts": "data/absent.json"})
     done = run(project)
     assert (done.returncode, done.stdout, done.stderr) == (code, "", f"{line}\n")
 
@@ -260,13 +283,120 @@ def test_it_is_imported_without_what_takes_seconds():
     assert done.stdout.strip() == "[]"
 
 
+def test_near_ones_are_looked_for_among_the_first_rows_and_said(project: Path, capsys: pytest.CaptureFixture[str]):
+    one, other = "the child drops the red cup and the guest is calm", "a friend hides the phone and nothing is fine any more"
+    write_prompts([one, f"{one}!", other, f"{other}?", "a third one"])
+    report = validate.main(params(heldout_fraction=0, near_duplicates=3)).report
+    assert {key: report[key] for key in ("near_looked_at_prompts", "near_looked_at_pairs")} == {
+        "near_looked_at_prompts": 3,
+        "near_looked_at_pairs": 3,
+    }
+    assert (report["near_duplicate_prompts"], report["near_leaked_prompts"]) == (1, 0)
+    assert report["first_rows"]["near_duplicate_prompts"] == ["data/prompts.json:1 prompts[1]"]
+    said = capsys.readouterr().err.splitlines()
+    assert "near_duplicate_prompts: 1 are nearly an earlier one, kept: data/prompts.json:1 prompts[1]" in said
+    assert validate.main(params(heldout_fraction=0, near_duplicates=100)).report["near_duplicate_prompts"] == 2
+
+
+def test_every_row_of_the_files_is_in_an_output_or_counted_as_dropped(project: Path):
+    pairs = [{"positive": f"calm {number % 7}", "negative": f"calm {number % 5}"} for number in range(40)]
+    write_pairs(pairs)
+    report = validate.main(params()).report
+    assert report["equal_sides"] == sum(pair["positive"] == pair["negative"] for pair in pairs) > 0
+    assert report["pairs_rows"] == 40 == report["train_pairs"] + report["heldout_pairs"] + report["equal_sides"]
+    assert report["prompts_rows"] == 40 == report["train_prompts"] + report["heldout_prompts"]
+    lines = [path.read_text().count("\n") for path in (layout.TRAIN_PAIRS, layout.HELDOUT_PAIRS)]
+    assert lines == [report["train_pairs"], report["heldout_pairs"]]
+
+
+def test_the_report_names_the_first_rows_of_each_finding(project: Path):
+    write_prompts([*(f"prompt {number}" for number in range(20)), *["prompt 3"] * 5])
+    report = validate.main(params()).report
+    assert report["duplicate_prompts"] == 5
+    assert report["first_rows"] == {"duplicate_prompts": [f"data/prompts.json:1 prompts[{index}]" for index in (20, 21, 22)]}
+
+
+def test_files_of_other_formats_shapes_and_names_give_the_same_rows(project: Path):
+    validate.main(params())
+    first = {path: content for path, content in written().items() if path != layout.report("validate")}
+    lines = [json.dumps({"question": f"prompt {number}"}) for number in range(40)]
+    (layout.DATA / "questions.jsonl").write_text("\n".join(lines))
+    table = "".join(f"calm sea {number},harsh sea {number},calm\n" for number in range(20))
+    (layout.DATA / "pairs.csv").write_text(f"good,rejected,trait_name\n{table}")
+    columns = {"prompt": "question", "chosen": "good", "rejected": None}
+    report = validate.main(params(prompts="data/questions.jsonl", pairs="data/pairs.csv", columns=columns)).report
+    assert (report["prompts_format"], report["pairs_format"]) == ("jsonl", "csv")
+    assert {path: content for path, content in written().items() if path != layout.report("validate")} == first
+
+
+def test_a_column_that_neither_file_has_is_refused(project: Path):
+    with pytest.raises(DataError) as caught:
+        validate.main(params(columns={"prompt": "question", "chosen": None, "rejected": "bad"}))
+    assert caught.value.lines() == [
+        "data.columns.prompt: neither file has a column question; a file's own name is expected; correct it, or set it to null",
+        "data.columns.rejected: neither file has a column bad; a file's own name is expected; correct it, or set it to null",
+    ]
+
+
+def test_of_many_problems_twenty_are_told_and_the_rest_counted_on_stderr(project: Path):
+    write_prompts([None] * 15)
+    write_pairs([3] * 15)
+    write_params(SETTINGS)
+    done = run(project)
+    lines = done.stderr.splitlines()
+    assert (done.returncode, done.stdout, len(lines), lines[-1]) == (1, "", 21, "... and 10 more problems")
+    assert lines[0].startswith("data/prompts.json:1:14: prompts[0] is null; ")
+    assert lines[15].startswith("data/pairs.json:1:34: pairs[0] is a number (3); ")
+
+
+def test_it_starts_in_under_a_second_and_shows_a_bar_on_a_terminal(project: Path):
+    write_params(SETTINGS)
+    (project / "stages").symlink_to(ROOT / "stages")
+    start = time.monotonic()
+    told = terminal(project)
+    # An import of torch alone would take longer, on any machine that is used here.
+    assert time.monotonic() - start < 1.5
+    assert all(f"{name}: " in told for name in ("reading prompts", "reading pairs", "inspecting", "writing")), told
+
+
+def terminal(project: Path) -> str:
+    """What the stage writes to a terminal."""
+    ours, its = pty.openpty()
+    termios.tcsetwinsize(its, (24, 80))  # a bar is as wide as its terminal
+    with subprocess.Popen([sys.executable, "-m", "stages.validate"], cwd=project, stdout=subprocess.DEVNULL, stderr=its) as process:
+        os.close(its)
+        told = b""
+        with contextlib.suppress(OSError):  # the other end is closed
+            while part := os.read(ours, 4096):
+                told += part
+    os.close(ours)
+    assert process.returncode == 0
+    return told.decode()
+
+
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the real data in ../shared/data is not there")
 def test_real_pairs_and_prompts_are_split_with_their_columns(project: Path):
     files = {"prompts": str(SHARED / "gsm8k_prompts.jsonl"), "pairs": str(SHARED / "gsm8k_pairs.jsonl")}
-    report = validate.main(params(0.2, 0, **files)).report
+    report = validate.main(params(heldout_fraction=0.2, **files)).report
     assert (report["prompts"], report["pairs"], report["trait_name"]) == (100, 240, None)
     assert (report["prompts_format"], report["pairs_format"]) == ("jsonl", "jsonl")
     assert report["heldout_prompts"] > 0
     train = records.load_pairs(layout.TRAIN_PAIRS)
     assert {row.prompt for row in train}.isdisjoint({row.prompt for row in records.load_pairs(layout.HELDOUT_PAIRS)})
     assert all("answer" in row.extra for row in records.load_prompts(layout.TRAIN_PROMPTS))
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the real data in ../shared/data is not there")
+def test_published_transcripts_give_pairs_with_prompts(project: Path):
+    report = validate.main(params(heldout_fraction=0.2, pairs=str(SHARED / "hh_transcripts.jsonl"))).report
+    assert (report["pairs_rows"], report["pairs"], report["pairs_texts"]) == (32, 32, "transcripts")
+    assert (report["implicit_prompts"], report["pairs_without_prompt"]) == (32, 0)
+    pairs = records.load_pairs(layout.TRAIN_PAIRS) + records.load_pairs(layout.HELDOUT_PAIRS)
+    originals = [json.loads(line) for line in (SHARED / "hh_transcripts.jsonl").read_text().splitlines()]
+    assert len(pairs) == 32
+    for pair in pairs:
+        assert isinstance(pair.prompt, tuple)
+        assert pair.prompt[-1].role == "user"
+        sides = [side if isinstance(side, tuple) else (Message("assistant", side),) for side in (pair.chosen, pair.rejected)]
+        texts = [transcript.write((*pair.prompt, *side)).split() for side in sides]
+        assert any(texts == [row[side].split() for side in ("chosen", "rejected")] for row in originals)

@@ -3,7 +3,7 @@
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -14,7 +14,12 @@ _waiting: ContextVar[Waiting | None] = ContextVar("_waiting", default=None)
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Writes the file whole or not at all: under a temporary name beside it, flushed, then renamed.
+    """Writes the file as `write_parts` does."""
+    write_parts(path, [content])
+
+
+def write_parts(path: Path, parts: Iterable[bytes]) -> None:
+    """Writes the file, its parts one after another, whole or not at all: under a temporary name beside it, flushed, then renamed.
 
     Raises OSError with the file's name, also where the system names none (a full disk).
     """
@@ -25,7 +30,7 @@ def write_bytes(path: Path, content: bytes) -> None:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         broken_off.callback(temporary.unlink, missing_ok=True)
         with temporary.open("wb") as stream:
-            stream.write(content)
+            stream.writelines(parts)
             stream.flush()
             os.fsync(stream.fileno())
         broken_off.pop_all()

@@ -19,7 +19,11 @@ def say(line: str) -> None:
 
 
 @contextmanager
-def bar(total: int, name: str) -> Iterator[Callable[[], object]]:
-    """Shows a bar of `total` steps while the block runs, where stderr is a terminal; gives what to call at each step."""
-    with tqdm(total=total, desc=name, file=sys.stderr, disable=not sys.stderr.isatty(), leave=False) as shown:
+def bar(total: int, name: str, unit: str = "it") -> Iterator[Callable[..., object]]:
+    """Shows a bar of `total` steps while the block runs, where stderr is a terminal.
+
+    Gives what to call at each step, or with the number of steps done.
+    """
+    hidden = not sys.stderr.isatty()
+    with tqdm(total=total, desc=name, file=sys.stderr, disable=hidden, leave=False, unit=unit, unit_scale=unit != "it") as shown:
         yield shown.update

@@ -1,23 +1,25 @@
-"""What is legal in prompts and pairs but suspect: counted for the report, and named with the rows it stands for.
+"""What is legal in prompts and pairs but suspect: counted for the report, and named with the first rows it stands for.
 
 Duplicates and swaps are compared as the split compares prompts (NFC, no whitespace around), so that what is counted as one
 text also falls on one side. Sides count as equal only when they are the same text exactly: that is what training would see.
 """
 
 import re
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from stages.core.errors import DataError
-from stages.files.records import Pair, PairSet, PromptSet
-from stages.files.splits import normalised
+from stages.files.records import Pair, Prompt, Text
+from stages.files.splits import flat, normalised
 
 NAMED = 3
 """How many rows a finding names; the rest are counted."""
 
 IMBALANCE = 3
 """A pair is out of balance when its longer side has more than this many times the characters of the shorter."""
+
+REPLACEMENT = "\ufffd"
+"""What a decoder writes for bytes that it could not read: a text was damaged before it came here."""
 
 REFUSAL = re.compile(
     r"(?:i(?:'m| am) (?:very |so |really )?sorry|sorry,|i apologi[sz]e|unfortunately, i (?:can|am|will|do)"
@@ -28,110 +30,163 @@ REFUSAL = re.compile(
 )
 """How a text that declines to answer begins."""
 
+FIRST = frozenset("IiSsUuAa")
+"""What that begins with."""
+
+MESSAGES_AS_TEXT = re.compile(r"""\s*\[\s*\{\s*['"](?:role|content|from|value)['"]\s*:""")
+"""How a list of messages begins that was written as one text, as JSON or as Python shows it."""
+
 WORD = re.compile(r"\w+")
 
 
-class Finding(NamedTuple):
-    """One thing that is suspect: its report key, the places it was seen at, and what it means."""
+class Place(NamedTuple):
+    """A row, and what of it is meant where that is not the whole."""
+
+    row: int
+    what: str = ""
+
+
+@dataclass
+class Finding:
+    """One thing that is suspect: its report key, what it means, how often it was seen, and where first."""
 
     key: str
-    places: tuple[str, ...]
     meaning: str
+    count: int = 0
+    first: list[Place] = field(default_factory=list)
 
-    def line(self) -> str:
-        """Key, count, meaning, and the first places."""
-        rest = len(self.places) - NAMED
-        named = ", ".join(self.places[:NAMED]) + (f" and {rest} more" if rest > 0 else "")
-        return f"{self.key}: {len(self.places)} {self.meaning}: {named}"
+    def add(self, row: int, what: str = "") -> None:
+        """Counts one more."""
+        self.count += 1
+        if len(self.first) < NAMED:
+            self.first.append(Place(row, what))
 
+    def places(self, place: Callable[[int], str]) -> list[str]:
+        """The first rows, as `place` names them."""
+        return [" ".join(part for part in (place(row), what) if part) for row, what in self.first]
 
-def without_equal_sides(pairs: PairSet) -> tuple[PairSet, Finding]:
-    """The pairs that state a preference, and those dropped since their sides are one text; raises DataError if none is left."""
-    kept = [index for index, pair in enumerate(pairs.pairs) if pair.chosen != pair.rejected]
-    dropped = [place for place, pair in zip(pairs.places, pairs.pairs, strict=True) if pair.chosen == pair.rejected]
-    if not kept:
-        raise DataError(
-            f"{dropped[0]}: pair set {pairs.trait_name or pairs.path} contains no pairs with differing sides, "
-            f"in all {len(dropped)} chosen and rejected are one text; at least one that differs is expected; add some"
-        )
-    remaining = replace(pairs, pairs=tuple(pairs.pairs[index] for index in kept), places=tuple(pairs.places[index] for index in kept))
-    return remaining, Finding("equal_sides", tuple(dropped), "dropped, since chosen and rejected are one text")
+    def line(self, place: Callable[[int], str]) -> str:
+        """Key, count, meaning, and the first rows."""
+        rest = self.count - len(self.first)
+        return f"{self.key}: {self.count} {self.meaning}: {', '.join(self.places(place))}{f' and {rest} more' if rest > 0 else ''}"
 
 
-def unread(found: PromptSet | PairSet) -> list[str]:
-    """A line for each key beside the rows that nothing reads."""
-    return [f"{found.path}: {key} is not a key that is read here; its value changes nothing" for key in found.unread]
+class Words:
+    """The words of texts, case folded."""
+
+    def __init__(self) -> None:
+        self.distinct: set[str] = set()
+        self.total = 0
+
+    def add(self, *texts: Text | None) -> str:
+        """Counts the words of these texts, and returns the texts as one."""
+        joined = _joined(*texts)
+        words = WORD.findall(normalised(joined).casefold())
+        self.distinct.update(words)
+        self.total += len(words)
+        return joined
 
 
-def prompt_findings(prompts: PromptSet) -> list[Finding]:
-    """What is suspect in prompts."""
-    texts = ((normalised(row.prompt),) for row in prompts.prompts)
-    return [Finding("duplicate_prompts", _repeats(texts, prompts.places), "repeat an earlier prompt, kept")]
+class Inspected(NamedTuple):
+    """What was found in the rows of one file."""
+
+    findings: list[Finding]
+    words: Words
 
 
-def pair_findings(pairs: PairSet) -> list[Finding]:
-    """What is suspect in pairs; refusals are counted by sides, the rest by pairs."""
-    rows = list(zip(pairs.pairs, pairs.places, strict=True))
-    compared = [_normalised_pair(pair) for pair in pairs.pairs]
-    sides = [(text, f"{place} {side}") for pair, place in rows for side, text in (("chosen", pair.chosen), ("rejected", pair.rejected))]
-    return [
-        Finding("duplicate_pairs", _repeats(compared, pairs.places), "repeat an earlier pair, kept"),
-        Finding("swapped_pairs", _swaps(compared, pairs.places), "prefer what an earlier pair rejects, kept"),
-        Finding("refusal_sides", tuple(place for text, place in sides if reads_as_refusal(text)), "read as refusals to answer, kept"),
-        Finding(
-            "length_imbalance",
-            tuple(place for pair, place in rows if _out_of_balance(pair)),
-            f"have a side more than {IMBALANCE} times as long as the other, in characters, kept",
-        ),
-    ]
+class InspectedPairs(NamedTuple):
+    """The same, with what of the pairs is kept."""
+
+    findings: list[Finding]
+    words: Words
+    kept: list[int]
+    """Indexes of the rows whose sides differ."""
+
+
+def inspect_prompts(rows: Sequence[Prompt], advance: Callable[[], object]) -> Inspected:
+    """What is suspect in prompts; `advance` is called for each."""
+    duplicates = Finding("duplicate_prompts", "repeat an earlier prompt, kept")
+    damaged = Finding("damaged_prompts", "hold U+FFFD, which stands for bytes that could not be read, kept")
+    as_text = Finding("prompts_as_text", "read as a list of messages written as one text, kept as that text")
+    seen: set[str] = set()
+    words = Words()
+    for index, row in enumerate(rows):
+        whole = flat(row.prompt, whole=True)
+        if whole in seen:
+            duplicates.add(index)
+        seen.add(whole)
+        if REPLACEMENT in words.add(row.prompt):
+            damaged.add(index)
+        if _is_messages(row.prompt):
+            as_text.add(index)
+        advance()
+    return Inspected([duplicates, damaged, as_text], words)
+
+
+def inspect_pairs(rows: Sequence[Pair], advance: Callable[[], object]) -> InspectedPairs:
+    """What is suspect in pairs, by pairs or by their texts; `advance` is called for each. Those of equal sides are looked at no further."""
+    equal = Finding("equal_sides", "dropped, since chosen and rejected are one text")
+    duplicates = Finding("duplicate_pairs", "repeat an earlier pair, kept")
+    swapped = Finding("swapped_pairs", "prefer what an earlier pair rejects, kept")
+    refusals = Finding("refusal_sides", "read as refusals to answer, kept")
+    imbalance = Finding("length_imbalance", f"have a side more than {IMBALANCE} times as long as the other, in characters, kept")
+    damaged = Finding("damaged_texts", "hold U+FFFD, which stands for bytes that could not be read, kept")
+    as_text = Finding("texts_as_messages", "read as a list of messages written as one text, kept as that text")
+    seen: set[tuple[str | None, str, str]] = set()
+    words = Words()
+    kept = []
+    for index, pair in enumerate(rows):
+        advance()
+        if pair.chosen == pair.rejected:
+            equal.add(index)
+            continue
+        kept.append(index)
+        prompt = None if pair.prompt is None else flat(pair.prompt, whole=True)
+        chosen, rejected = flat(pair.chosen, whole=True), flat(pair.rejected, whole=True)
+        if (prompt, chosen, rejected) in seen:
+            duplicates.add(index)
+        if (prompt, rejected, chosen) in seen and chosen != rejected:
+            swapped.add(index)
+        seen.add((prompt, chosen, rejected))
+        shorter, longer = sorted((_characters(pair.chosen), _characters(pair.rejected)))
+        if longer > IMBALANCE * shorter:
+            imbalance.add(index)
+        texts = {"prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected}
+        is_damaged = REPLACEMENT in words.add(*texts.values())
+        for what, text in texts.items():
+            if text is None:
+                continue
+            if what != "prompt" and reads_as_refusal(text if isinstance(text, str) else text[-1].content):
+                refusals.add(index, what)
+            if is_damaged and REPLACEMENT in _joined(text):
+                damaged.add(index, what)
+            if _is_messages(text):
+                as_text.add(index, what)
+    return InspectedPairs([equal, duplicates, swapped, refusals, imbalance, damaged, as_text], words, kept)
+
+
+def diversity(words: Sequence[Words]) -> float:
+    """Distinct words over all words, in (0, 1]; it falls as a set grows. 0 for texts without a word."""
+    total = sum(some.total for some in words)
+    return len(set[str]().union(*(some.distinct for some in words))) / total if total else 0.0
 
 
 def reads_as_refusal(text: str) -> bool:
     """Whether a text begins as those do that decline to answer; English phrases alone are known."""
-    return REFUSAL.match(text.strip().replace("\u2019", "'")) is not None
+    if text.lstrip()[:1] not in FIRST:
+        return False
+    return REFUSAL.match(text[:200].strip().replace("\u2019", "'")) is not None
 
 
-def diversity(texts: Iterable[str]) -> float:
-    """Distinct words over all words, case folded, in (0, 1]; it falls as a set grows. 0 for texts without a word."""
-    distinct: set[str] = set()
-    total = 0
-    for text in texts:
-        words = WORD.findall(normalised(text).casefold())
-        distinct.update(words)
-        total += len(words)
-    return len(distinct) / total if total else 0.0
+def _characters(text: Text) -> int:
+    return len(text) if isinstance(text, str) else sum(len(message.content) for message in text)
 
 
-def pair_texts(pairs: PairSet) -> list[str]:
-    """Every text of the pairs: the prompts that there are, and both sides."""
-    return [text for pair in pairs.pairs for text in (pair.prompt, pair.chosen, pair.rejected) if text is not None]
+def _is_messages(text: Text) -> bool:
+    return isinstance(text, str) and (text[:1] == "[" or text[:1].isspace()) and MESSAGES_AS_TEXT.match(text) is not None
 
 
-def _normalised_pair(pair: Pair) -> tuple[str | None, str, str]:
-    prompt = None if pair.prompt is None else normalised(pair.prompt)
-    return prompt, normalised(pair.chosen), normalised(pair.rejected)
-
-
-def _repeats(rows: Iterable[tuple[str | None, ...]], places: tuple[str, ...]) -> tuple[str, ...]:
-    seen: set[tuple[str | None, ...]] = set()
-    repeats = []
-    for row, place in zip(rows, places, strict=True):
-        if row in seen:
-            repeats.append(place)
-        seen.add(row)
-    return tuple(repeats)
-
-
-def _swaps(rows: Iterable[tuple[str | None, str, str]], places: tuple[str, ...]) -> tuple[str, ...]:
-    seen: set[tuple[str | None, str, str]] = set()
-    swaps = []
-    for (prompt, chosen, rejected), place in zip(rows, places, strict=True):
-        if (prompt, rejected, chosen) in seen and chosen != rejected:
-            swaps.append(place)
-        seen.add((prompt, chosen, rejected))
-    return tuple(swaps)
-
-
-def _out_of_balance(pair: Pair) -> bool:
-    shorter, longer = sorted((len(pair.chosen), len(pair.rejected)))
-    return longer > IMBALANCE * shorter
+def _joined(*texts: Text | None) -> str:
+    """The texts as one, a line each."""
+    strings = [text if isinstance(text, str) else "\n".join(message.content for message in text) for text in texts if text is not None]
+    return "\n".join(strings)

@@ -10,6 +10,7 @@ from typing import Any
 
 from stages.core.atomic import together as together
 from stages.core.atomic import write_bytes as write_bytes
+from stages.core.atomic import write_parts as write_parts
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -19,7 +20,8 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Writes one JSON object per line; no rows give an empty file."""
-    write_bytes(path, "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows).encode())
+    encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode  # json.dumps would make one for each row
+    write_parts(path, ((encode(row) + "\n").encode() for row in rows))
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:

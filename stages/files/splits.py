@@ -8,21 +8,20 @@ held out of the one is not trained on from the other, where the pairs have promp
 import hashlib
 import json
 import unicodedata
-from collections.abc import Sequence
-from typing import Generic, NamedTuple, TypeVar
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-from stages.files.records import Pair, Prompt
-
-Row = TypeVar("Row", Prompt, Pair)
+from stages.files.records import SYSTEM, Pair, Prompt, Text
 
 HASH_BITS = 64
 
 
-class Split(NamedTuple, Generic[Row]):
-    """The rows of both sides, each in the order of the file."""
+class Split(NamedTuple):
+    """The indexes of the rows on both sides, each in the order of the file."""
 
-    train: list[Row]
-    heldout: list[Row]
+    train: "array[int]"
+    heldout: "array[int]"
 
 
 def normalised(text: str) -> str:
@@ -30,11 +29,23 @@ def normalised(text: str) -> str:
     return unicodedata.normalize("NFC", text).strip()
 
 
+def flat(text: Text, whole: bool = False) -> str:
+    """A text as one string, normalised; a conversation of one turn is that turn's content. A system turn counts in the `whole` alone.
+
+    So a prompt is the same one as a string, as a message, and under another system turn.
+    """
+    if isinstance(text, str):
+        return normalised(text)
+    turns = [(message.role, normalised(message.content)) for message in text if whole or message.role != SYSTEM]
+    return turns[0][1] if len(turns) == 1 else json.dumps(turns)
+
+
 def identity(row: Prompt | Pair) -> tuple[str, ...]:
     """What a row is held out by: its prompt, or its two texts in sorted order where a pair has none."""
     if row.prompt is not None:
-        return (normalised(row.prompt),)
-    return tuple(sorted((normalised(row.chosen), normalised(row.rejected))))
+        return (flat(row.prompt),)
+    assert isinstance(row, Pair)
+    return tuple(sorted((flat(row.chosen), flat(row.rejected))))
 
 
 def is_heldout(row: Prompt | Pair, fraction: float, seed: int) -> bool:
@@ -43,10 +54,9 @@ def is_heldout(row: Prompt | Pair, fraction: float, seed: int) -> bool:
     return int.from_bytes(digest[: HASH_BITS // 8]) < fraction * 2.0**HASH_BITS
 
 
-def split(rows: Sequence[Row], fraction: float, seed: int) -> Split[Row]:
-    """Training and held-out rows."""
-    heldout = [is_heldout(row, fraction, seed) for row in rows]
-    return Split(
-        [row for row, held in zip(rows, heldout, strict=True) if not held],
-        [row for row, held in zip(rows, heldout, strict=True) if held],
-    )
+def split(rows: Sequence[Prompt | Pair], indexes: Iterable[int], fraction: float, seed: int) -> Split:
+    """Which of the rows at these indexes are trained on, and which are held out."""
+    train, heldout = divided = Split(array("q"), array("q"))
+    for index in indexes:
+        (heldout if is_heldout(rows[index], fraction, seed) else train).append(index)
+    return divided

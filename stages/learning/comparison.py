@@ -10,6 +10,7 @@ import torch
 from stages.core.errors import TrainingError
 from stages.core.progress import bar
 from stages.core.settings.evaluate import Evaluate
+from stages.files.records import Text, as_json
 from stages.learning.fitting import FittingPrompts
 from stages.learning.metrics import Floats, bootstrap_mean, first_not_finite, pair_order, win_rate
 from stages.learning.objective import completion_means, kl_k3
@@ -143,12 +144,12 @@ def prompt_figures(compared: Sequence[Compared], settings: Evaluate, other_rewar
     return figures | (_gain("training_", training, settings) if training else {})
 
 
-def sample_rows(compared: Sequence[Compared], texts: Sequence[str], renderer: Renderer) -> list[dict[str, Any]]:
+def sample_rows(compared: Sequence[Compared], texts: Sequence[Text], renderer: Renderer) -> list[dict[str, Any]]:
     """Rows of samples.jsonl: every draw of every held-out prompt, both sides' text and reward."""
     rows = []
     for one, prompt in zip(compared, texts, strict=True):
         for draw in range(len(one.rewards["base"])):
-            row = {"prompt": prompt, "draw": draw, **{side: renderer.text(one.completions[side][draw].content) for side in SIDES}}
+            row = {"prompt": as_json(prompt), "draw": draw, **{side: renderer.text(one.completions[side][draw].content) for side in SIDES}}
             row |= {f"{side}_reward": float(one.rewards[side][draw]) for side in SIDES}
             if one.training_rewards is not None:
                 row |= {f"training_{side}_reward": float(one.training_rewards[side][draw]) for side in SIDES}

@@ -30,6 +30,7 @@ def grpo_report(
         "prompts": len(prompts),
         "trained_prompts": len(fitted.ids),
         "skipped_long": fitted.skipped_long,
+        **fitted.figures,
         "unknown_tokens": unknown,
         "refused_groups": run.refused_groups,
         "group": settings.group,

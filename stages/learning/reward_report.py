@@ -29,6 +29,7 @@ def reward_report(
         "pairs": len(pairs),
         "trained_pairs": len(fitted.pairs),
         "skipped_long": fitted.skipped_long,
+        **fitted.figures,
         "unknown_tokens": unknown,
         "epochs": settings.epochs,
         "steps": len(run.steps),

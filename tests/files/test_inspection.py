@@ -1,55 +1,87 @@
 """What is legal but suspect: what counts, what does not, and how it is named."""
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 
-from stages.core.errors import DataError
 from stages.files import inspection
-from stages.files.inspection import Finding
-from stages.files.records import Pair, PairSet, Prompt, PromptSet
+from stages.files.inspection import Finding, Words
+from stages.files.records import Message, Pair, Prompt
+
+NO_PROMPT_FINDINGS = {"duplicate_prompts": [], "damaged_prompts": [], "prompts_as_text": []}
 
 
-def prompts(*texts: str) -> PromptSet:
-    return PromptSet(Path("p"), "jsonl", tuple(map(Prompt, texts)), tuple(f"p:{line}" for line in range(1, len(texts) + 1)))
+def named(findings: list[Finding]) -> dict[str, list[str]]:
+    for finding in findings:
+        assert finding.count >= len(finding.first)
+    return {finding.key: finding.places(str) for finding in findings}
 
 
-def pairs(*rows: tuple[str | None, str, str], trait_name: str | None = None) -> PairSet:
-    built = tuple(Pair(*row, trait_name) for row in rows)
-    return PairSet(Path("q"), "jsonl", built, tuple(f"q:{line}" for line in range(1, len(rows) + 1)))
+def of_prompts(*texts: str | tuple[Message, ...]) -> dict[str, list[str]]:
+    return named(inspection.inspect_prompts([Prompt(text) for text in texts], lambda: None).findings)
 
 
-def places(found: list[Finding]) -> dict[str, tuple[str, ...]]:
-    return {finding.key: finding.places for finding in found}
+def of_pairs(*rows: tuple[Any, ...]) -> dict[str, list[str]]:
+    return named(inspection.inspect_pairs([Pair(*row) for row in rows], lambda: None).findings)
+
+
+def turns(*texts: str) -> tuple[Message, ...]:
+    return tuple(Message(("user", "assistant")[place % 2], text) for place, text in enumerate(texts))
 
 
 def test_a_clean_set_has_every_count_and_none_above_zero():
-    found = places(inspection.prompt_findings(prompts("a", "b")) + inspection.pair_findings(pairs(("p", "a b", "c d"))))
-    assert found == {"duplicate_prompts": (), "duplicate_pairs": (), "swapped_pairs": (), "refusal_sides": (), "length_imbalance": ()}
+    assert of_prompts("a", "b") == NO_PROMPT_FINDINGS
+    keys = ("equal_sides", "duplicate_pairs", "swapped_pairs", "refusal_sides", "length_imbalance", "damaged_texts", "texts_as_messages")
+    assert of_pairs(("p", "a b", "c d")) == {key: [] for key in keys}
 
 
 def test_a_prompt_that_stands_again_is_a_duplicate_whatever_its_unicode_form_and_outer_whitespace():
-    found = inspection.prompt_findings(prompts("\u00e9", "b", " e\u0301\n", "\u00e9", "B"))
-    assert places(found) == {"duplicate_prompts": ("p:3", "p:4")}
+    assert of_prompts("\u00e9", "b", " e\u0301\n", "\u00e9", "B")["duplicate_prompts"] == ["2", "3"]
+
+
+def test_a_prompt_is_the_same_as_a_string_and_as_a_message_but_not_under_another_system_turn():
+    system = Message("system", "be calm")
+    assert of_prompts("a", turns("a"), (system, *turns("a")), turns("a", "b", "c"), turns("a", "b ", "c"))["duplicate_prompts"] == [
+        "1",
+        "4",
+    ]
 
 
 def test_a_pair_that_stands_again_is_a_duplicate_only_with_the_same_prompt():
-    found = inspection.pair_findings(pairs(("p", "a", "b"), ("q", "a", "b"), (None, "a", "b"), ("p ", "a", " b")))
-    assert places(found)["duplicate_pairs"] == ("q:4",)
+    found = of_pairs(("p", "a", "b"), ("q", "a", "b"), (None, "a", "b"), ("p ", "a", " b"), (turns("p"), "a", "b"))
+    assert found["duplicate_pairs"] == ["3", "4"]
 
 
 def test_a_pair_that_prefers_what_an_earlier_one_rejects_is_swapped():
-    found = inspection.pair_findings(pairs(("p", "a", "b"), ("p", "b", "a"), ("q", "b", "a"), (None, "a", "b"), (None, "b", " a")))
-    assert places(found)["swapped_pairs"] == ("q:2", "q:5")
+    found = of_pairs(("p", "a", "b"), ("p", "b", "a"), ("q", "b", "a"), (None, "a", "b"), (None, "b", " a"))
+    assert found["swapped_pairs"] == ["1", "4"]
 
 
 def test_sides_that_differ_in_whitespace_alone_are_no_swap_of_themselves():
-    assert places(inspection.pair_findings(pairs((None, "a", "a "), (None, "a", "a "))))["swapped_pairs"] == ()
+    assert of_pairs((None, "a", "a "), (None, "a", "a "))["swapped_pairs"] == []
 
 
 def test_each_side_that_reads_as_a_refusal_is_counted():
-    found = inspection.pair_findings(pairs((None, "I'm sorry, but no.", "As an AI, I do not"), (None, "Sure", "I cannot help with that")))
-    assert places(found)["refusal_sides"] == ("q:1 chosen", "q:1 rejected", "q:2 rejected")
+    found = of_pairs((None, "I'm sorry, but no.", "As an AI, I do not"), (None, "Sure", "I cannot help with that"))
+    assert found["refusal_sides"] == ["0 chosen", "0 rejected", "1 rejected"]
+    assert inspection.inspect_pairs([Pair(None, "b", turns("q", "Sorry, no"))], lambda: None).findings[3].places(str) == ["0 rejected"]
+
+
+def test_text_that_was_damaged_before_is_counted_by_the_text_that_holds_it():
+    assert of_prompts("a", "b \ufffd")["damaged_prompts"] == ["1"]
+    found = of_pairs(("p", "a", "b"), ("\ufffd", "a\ufffd", "b"), (None, "c", turns("\ufffd", "d")))
+    assert found["damaged_texts"] == ["1 prompt", "1 chosen", "2 rejected"]
+
+
+@pytest.mark.parametrize("text", ['[{"role": "user", "content": "a"}]', " [ {'content': 'a', 'role': 'user'}]", '[{"from": "human"}]'])
+def test_a_list_of_messages_that_was_written_as_a_text_is_counted(text: str):
+    assert of_prompts("a", text)["prompts_as_text"] == ["1"]
+    assert of_pairs(("p", "a", text))["texts_as_messages"] == ["0 rejected"]
+
+
+@pytest.mark.parametrize("text", ["[1]", '[{"a": 1}]', "a [{'role': 'user'}]", '{"role": "user"}'])
+def test_other_text_in_brackets_is_not(text: str):
+    assert of_prompts(text) == NO_PROMPT_FINDINGS
 
 
 @pytest.mark.parametrize(
@@ -82,34 +114,46 @@ def test_a_text_that_answers_does_not_read_as_a_refusal(text: str):
     assert not inspection.reads_as_refusal(text)
 
 
-@pytest.mark.parametrize(("longer", "found"), [(6, ()), (7, ("q:1",))])
-def test_a_side_is_too_long_above_three_times_the_other(longer: int, found: tuple[str, ...]):
-    assert places(inspection.pair_findings(pairs((None, "ab", "x" * longer))))["length_imbalance"] == found
-    assert places(inspection.pair_findings(pairs((None, "x" * longer, "ab"))))["length_imbalance"] == found
+@pytest.mark.parametrize(("longer", "found"), [(6, []), (7, ["0"])])
+def test_a_side_is_too_long_above_three_times_the_other(longer: int, found: list[str]):
+    assert of_pairs((None, "ab", "x" * longer))["length_imbalance"] == found
+    assert of_pairs((None, "x" * longer, "ab"))["length_imbalance"] == found
+    assert of_pairs((None, "ab", turns("x", "x" * (longer - 1))))["length_imbalance"] == found
 
 
-def test_pairs_with_equal_sides_are_dropped_and_named():
-    kept, finding = inspection.without_equal_sides(pairs(("p", "a", "a"), ("p", "a", "b"), (None, "c", "c"), ("p", "a", "a ")))
-    assert kept == PairSet(Path("q"), "jsonl", (Pair("p", "a", "b"), Pair("p", "a", "a ")), ("q:2", "q:4"))
-    assert (finding.key, finding.places) == ("equal_sides", ("q:1", "q:3"))
+def test_pairs_with_equal_sides_are_named_and_not_kept():
+    pairs = [Pair("p", "a", "a"), Pair("p", "a", "b"), Pair(None, turns("c"), turns("c")), Pair("p", "a", "a ")]
+    inspected = inspection.inspect_pairs(pairs, lambda: None)
+    assert inspected.kept == [1, 3]
+    assert named(inspected.findings)["equal_sides"] == ["0", "2"]
 
 
-@pytest.mark.parametrize(("trait_name", "name"), [("calm", "calm"), (None, "q")])
-def test_a_set_in_which_all_sides_are_equal_is_refused_by_its_name(trait_name: str | None, name: str):
-    with pytest.raises(DataError, match=rf"^q:1: pair set {name} contains no pairs with differing sides, in all 2 "):
-        inspection.without_equal_sides(pairs((None, "a", "a"), (None, "b", "b"), trait_name=trait_name))
+def test_every_row_advances_the_bar_once():
+    calls: list[int] = []
+    inspection.inspect_prompts([Prompt("a")] * 3, lambda: calls.append(1))
+    inspection.inspect_pairs([Pair(None, "a", "a"), Pair(None, "a", "b")], lambda: calls.append(1))
+    assert len(calls) == 5
 
 
 def test_diversity_is_distinct_words_over_words():
-    # the, sea, is, calm, the, land: 5 distinct of 6
-    assert inspection.diversity(["The sea is calm.", "the LAND"]) == 5 / 6
-    assert inspection.diversity(["...", ""]) == 0.0
+    # the, sea, is, calm, the, land: 5 distinct of 6; both sets together add the, end: 6 of 8
+    one, other = Words(), Words()
+    one.add("The sea is calm.", None, "the LAND")
+    assert inspection.diversity([one]) == 5 / 6
+    other.add(turns("The end"))
+    assert inspection.diversity([one, other]) == 6 / 8
+    assert inspection.diversity([Words()]) == 0.0
 
 
-def test_the_texts_of_pairs_are_prompts_and_sides():
-    assert inspection.pair_texts(pairs(("p", "a", "b"), (None, "c", "d"))) == ["p", "a", "b", "c", "d"]
+def test_the_words_of_a_pair_are_its_prompts_and_its_sides():
+    assert inspection.inspect_pairs([Pair("p", "a", "b"), Pair(None, "c", "d")], lambda: None).words.distinct == set("pabcd")
 
 
-def test_a_finding_names_its_first_places_and_counts_the_rest():
-    assert Finding("k", ("q:1", "q:2", "q:3"), "are odd").line() == "k: 3 are odd: q:1, q:2, q:3"
-    assert Finding("k", tuple(f"q:{line}" for line in range(1, 6)), "are odd").line() == "k: 5 are odd: q:1, q:2, q:3 and 2 more"
+def test_a_finding_names_its_first_rows_and_counts_the_rest():
+    finding = Finding("k", "are odd")
+    for row in range(3):
+        finding.add(row)
+    assert finding.line("q:{}".format) == "k: 3 are odd: q:0, q:1, q:2"
+    finding.add(3)
+    finding.add(4, "chosen")
+    assert finding.line("q:{}".format) == "k: 5 are odd: q:0, q:1, q:2 and 2 more"

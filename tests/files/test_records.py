@@ -1,9 +1,6 @@
-"""Reading prompts and pairs: every shape, every refusal with its place, and the round trip of the stage's own rows."""
+"""The rows that validate hands on: written, read back unchanged, and refused where they are not as it writes them."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,282 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.core.errors import DataError
-from stages.files import records, strict_json
-from stages.files.records import Pair, Prompt
+from stages.files import records
+from stages.files.records import Message, Pair, Prompt
 
-ROOT = Path(__file__).resolve().parents[2]
-SHARED = ROOT.parent / "shared" / "data"
-BOM = b"\xef\xbb\xbf"
-needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the real data in ../shared/data is not there")
-
-PROMPTS_JSON = '{"prompts": ["one", " two "]}'
-PROMPTS_JSONL = '{"prompt": "one"}\n{"prompt": " two "}\n'
-PAIRS_JSON = '{"trait_name": "calm", "pairs": [{"positive": "soft", "negative": "loud"}]}'
-PAIRS_JSONL = '{"chosen": "soft", "rejected": "loud"}\n'
-
-
-@pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A relative path, as settings have it, so that messages can be compared whole."""
-    monkeypatch.chdir(tmp_path)
-    return Path("rows")
-
-
-def write(file: Path, content: str | bytes) -> Path:
-    file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return file
-
-
-def refused(read: Any, file: Path, content: str | bytes) -> list[str]:
-    with pytest.raises(DataError) as caught:
-        read(write(file, content))
-    return caught.value.lines()
-
-
-@pytest.mark.parametrize(("content", "form"), [(PROMPTS_JSON, "json"), (PROMPTS_JSONL, "jsonl")])
-@pytest.mark.parametrize("name", ["rows.json", "rows.jsonl", "rows"])
-def test_the_shape_of_prompts_is_seen_from_the_content_and_not_from_the_name(tmp_path: Path, content: str, form: str, name: str):
-    found = records.read_prompts(write(tmp_path / name, content))
-    assert found.prompts == (Prompt("one"), Prompt(" two "))
-    assert found.format == form
-
-
-@pytest.mark.parametrize(("content", "form", "trait"), [(PAIRS_JSON, "json", "calm"), (PAIRS_JSONL, "jsonl", None)])
-@pytest.mark.parametrize("name", ["rows.json", "rows.jsonl", "rows"])
-def test_the_shape_of_pairs_is_seen_from_the_content_and_not_from_the_name(tmp_path: Path, content: str, form: str, trait: str, name: str):
-    found = records.read_pairs(write(tmp_path / name, content))
-    assert found.pairs == (Pair(None, "soft", "loud", trait),)
-    assert (found.format, found.trait_name) == (form, trait)
-
-
-def test_a_single_line_is_one_row(file: Path):
-    assert records.read_prompts(write(file, '{"prompt": "one"}')).prompts == (Prompt("one"),)
-    assert records.read_pairs(write(file, '{"chosen": "a", "rejected": "b"}')).pairs == (Pair(None, "a", "b"),)
-
-
-def test_further_columns_of_a_row_are_kept(file: Path):
-    prompts = records.read_prompts(write(file, '{"id": 7, "prompt": "one", "answer": {"n": [1, null]}}'))
-    assert prompts.prompts[0].extra == {"id": 7, "answer": {"n": [1, None]}}
-    pairs = records.read_pairs(write(file, '{"prompt": "p", "chosen": "a", "rejected": "b", "score": 0.5}'))
-    assert pairs.pairs == (Pair("p", "a", "b", None, {"score": 0.5}),)
-    seed = records.read_pairs(write(file, '{"trait_name": "t", "pairs": [{"positive": "a", "negative": "b", "id": 1}]}'))
-    assert seed.pairs == (Pair(None, "a", "b", "t", {"id": 1}),)
-
-
-def test_pairs_with_and_without_a_prompt_may_stand_together(file: Path):
-    content = '{"prompt": "p", "chosen": "a", "rejected": "b"}\n{"chosen": "c", "rejected": "d"}\n'
-    assert [pair.prompt for pair in records.read_pairs(write(file, content)).pairs] == ["p", None]
-
-
-def test_a_text_is_kept_as_it_is_written(file: Path):
-    text = "  e\u0301\u2028\u0085\ttwo\r\nlines \U0001f600 "
-    assert records.read_prompts(write(file, json.dumps({"prompt": text}, ensure_ascii=False))).prompts[0].prompt == text
-    assert records.read_prompts(write(file, json.dumps({"prompts": [text]}))).prompts[0].prompt == text
-
-
-@pytest.mark.parametrize("content", [PROMPTS_JSON, PROMPTS_JSONL])
-def test_a_byte_order_mark_changes_nothing(file: Path, content: str):
-    assert records.read_prompts(write(file, BOM + content.encode())) == records.read_prompts(write(file, content))
-
-
-@pytest.mark.parametrize("content", ["{}\r\n{}\r\n", "\n\n{}\n \n\t\n{}\n\n\n", "{}\n{}"])
-def test_line_ends_of_windows_and_blank_lines_are_accepted(file: Path, content: str):
-    content = content.replace("{}", '{"prompt": "one"}', 1).replace("{}", '{"prompt": " two "}', 1)
-    assert [row.prompt for row in records.read_prompts(write(file, content)).prompts] == ["one", " two "]
-
-
-def test_rows_are_named_by_their_line_and_by_their_index_in_one_object(file: Path):
-    assert records.read_prompts(write(file, '\n{"prompt": "a"}\n\n{"prompt": "b"}')).places == ("rows:2", "rows:4")
-    assert records.read_prompts(write(file, '{"prompts": ["a",\n"b"]}')).places == ("rows:1 prompts[0]", "rows:2 prompts[1]")
-
-
-def test_keys_beside_the_rows_that_nothing_reads_are_told(file: Path):
-    assert records.read_prompts(write(file, '{"note": "x", "prompts": ["a"]}')).unread == ("note",)
-    assert records.read_pairs(write(file, PAIRS_JSON.replace("{", '{"note": 1, ', 1))).unread == ("note",)
-
-
-def test_the_trait_of_a_set_is_the_one_that_all_its_rows_name(file: Path):
-    row = '{{"chosen": "a", "rejected": "b", "trait_name": "{}"}}\n'
-    assert records.read_pairs(write(file, row.format("calm") * 2)).trait_name == "calm"
-    assert records.read_pairs(write(file, row.format("calm") + row.format("loud"))).trait_name is None
-
-
-@pytest.mark.parametrize("content", ["", "\n \r\n", BOM, '{"prompts": []}'])
-def test_no_prompts_are_refused(file: Path, content: str | bytes):
-    (line,) = refused(records.read_prompts, file, content)
-    assert line.startswith("rows:")
-    assert "prompt set contains no prompts" in line
-
-
-@pytest.mark.parametrize(("content", "name"), [("", "rows"), ('{"pairs": []}', "rows"), ('{"trait_name": "calm", "pairs": []}', "calm")])
-def test_no_pairs_are_refused_by_the_name_of_the_set(file: Path, content: str, name: str):
-    (line,) = refused(records.read_pairs, file, content)
-    assert line.startswith("rows:")
-    assert f"pair set {name} contains no pairs" in line
-
-
-@pytest.mark.parametrize("side", ["positive", "negative"])
-@pytest.mark.parametrize("text", ["", " ", "\\n", "\u00a0"])
-def test_an_empty_side_is_refused_by_line_index_and_name_of_the_set(file: Path, side: str, text: str):
-    pair = {"positive": "a", "negative": "b"}
-    broken = json.dumps({**pair, side: "@"}).replace("@", text)
-    (line,) = refused(records.read_pairs, file, f'{{"trait_name": "calm", "pairs": [\n{json.dumps(pair)},\n{broken}]}}')
-    assert line.startswith("rows:3:")
-    assert f"pairs[1].{side} " in line
-    assert "pair set calm contains an empty positive or negative prompt" in line
-
-
-def test_an_empty_side_of_a_line_is_refused_by_the_path_of_the_set(file: Path):
-    (line,) = refused(records.read_pairs, file, PAIRS_JSONL + '{"chosen": "", "rejected": "b"}')
-    assert line.startswith("rows:2:12: chosen is empty; pair set rows contains an empty positive or negative prompt")
-
-
-WRONG_TEXTS = [
-    ("null", "is null"),
-    ("3", "is a number (3)"),
-    ("true", "is true"),
-    ('["a"]', "is a list"),
-    ('[{"type": "text", "text": "a"}]', "is a list"),
-    ("{}", "is an object"),
-    ('""', "is empty"),
-    ('" \\n"', "holds nothing but whitespace"),
-]
-
-
-@pytest.mark.parametrize(("value", "found"), WRONG_TEXTS)
-def test_what_is_not_a_text_with_something_in_it_is_refused_with_its_place(file: Path, value: str, found: str):
-    (line,) = refused(records.read_prompts, file, f'{{"prompts": ["a",\n  {value}]}}')
-    assert line.startswith(f"rows:2:3: prompts[1] {found}; a text is expected; ")
-    (line,) = refused(records.read_prompts, file, f'{{"prompt": "a"}}\n{{"prompt": {value}}}')
-    assert line.startswith(f"rows:2:12: prompt {found}; a text is expected; ")
-    (line,) = refused(records.read_pairs, file, f'{{"chosen": "a", "rejected": {value}}}\n')
-    assert line.startswith(f"rows:1:29: rejected {found}; ")
-    (line,) = refused(records.read_pairs, file, f'{{"chosen": "a", "rejected": "b", "prompt": {value}}}\n')
-    assert line.startswith(f"rows:1:44: prompt {found}; a text is expected; ")
-    (line,) = refused(records.read_pairs, file, f'{{"trait_name": {value}, "pairs": [{{"positive": "a", "negative": "b"}}]}}')
-    assert line.startswith(f"rows:1:16: trait_name {found}; a text is expected; ")
-
-
-@pytest.mark.parametrize(
-    ("read", "content", "expected"),
-    [
-        (records.read_prompts, '{"prompt": "a"}\n7', "rows:2:1: the row is a number (7); an object with prompt is expected"),
-        (records.read_prompts, '{"prompt": "a"}\n{"q": 1}', "rows:2:1: prompt is missing, the row has the keys q; "),
-        (records.read_prompts, '{"q": "a"}\n{"q": "b"}', "rows:1:1: prompt is missing, the row has the keys q; "),
-        (records.read_prompts, '{"prompt": "a"}\n{}', "rows:2:1: prompt is missing, the row has no keys; "),
-        (records.read_pairs, '{"chosen": "a"}', "rows:1:1: rejected is missing, the row has the keys chosen; "),
-        (records.read_pairs, '{"pairs": [["a", "b"]]}', "rows:1:12: pairs[0] is a list; an object with positive and negative is expected"),
-        (records.read_pairs, '{"pairs": [{"positive": "a"}]}', "rows:1:12: pairs[0].negative is missing, the row has the keys positive; "),
-        (records.read_pairs, '{"pairs": "a"}', "rows:1:11: pairs is a text; a list is expected"),
-        (records.read_prompts, '{"prompts": null}', "rows:1:13: prompts is null; a list is expected"),
-        (
-            records.read_prompts,
-            '["a"]',
-            'rows:1:1: the file holds a list; an object {"prompts": [texts]} or lines with prompt is expected; ',
-        ),
-        (records.read_prompts, PAIRS_JSON, "rows:1:1: the file holds an object with the keys trait_name, pairs; "),
-        (records.read_pairs, PROMPTS_JSON, "rows:1:1: the file holds an object with the keys prompts; "),
-        (records.read_prompts, " 3 ", "rows:1:2: the file holds a number (3); "),
-        (
-            records.read_pairs,
-            '{"pairs": [{"positive": "a", "negative": "b", "chosen": "c"}]}',
-            "rows:1:57: pairs[0].chosen stands beside positive and negative; ",
-        ),
-    ],
-)
-def test_a_row_of_another_shape_is_refused_with_what_it_is(file: Path, read: Any, content: str, expected: str):
-    first = refused(read, file, content)[0]
-    assert first.startswith(expected), first
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ('{"prompts": ["a",]}', "rows:1:18: broken JSON: expecting value, found "),
-        ('{"prompts": ["a"\n"b"]}', "rows:2:1: broken JSON: expecting ',' delimiter, found "),
-        ('{"prompts": ["a"]', "rows:1:18: broken JSON: expecting ',' delimiter, found the end; "),
-        ('{"prompts": ["a"]}\n}', "rows:2:1: broken JSON: extra data, found "),
-        ('{"prompts": ["a"]}{"prompts": ["b"]}', "rows:1:19: broken JSON: extra data, found "),
-        ('{"prompt": "a"}{"prompt": "b"}', "rows:1:16: broken JSON: extra data, found "),
-        ('{"prompt": "a"}\n{"prompt": "b",}', "rows:2:16: broken JSON: expecting property name"),
-        ('{"prompt": "a",}\n{"prompt": "b"}', "rows:1:16: broken JSON: expecting property name"),
-        ('{"prompt": "a"}\n{"prompt": "b', "rows:2:12: broken JSON: unterminated string starting at"),
-        ('{"prompt": "a\tb"}', "rows:1:14: broken JSON: invalid control character at"),
-        ('{"prompts": [NaN]}', "rows:1:14: NaN is no finite number of at most 4000 digits"),
-        ('{"prompt": "a"}\n{"prompt": "b", "x": -Infinity}', "rows:2:22: -Infinity is no finite number of at most 4000 digits"),
-        ('{"prompt": "a", "x": [1, 1e999]}', "rows:1:26: 1e999 is no finite number of at most 4000 digits"),
-        ('{"prompt": "a", "x": %s}' % ("9" * 5000), "rows:1:22: 99999999999999999999... is no finite number"),
-        ('{"prompts": ["a"], "prompts": ["b"]}', 'rows:1:20: the key "prompts" stands twice in one object; '),
-        ('{"prompt": "a"}\n{"prompt": "b", "x": {"y": 1, "y": 2}}', 'rows:2:31: the key "y" stands twice in one object; '),
-        ('{"prompts": ["a", "\\ud800"]}', "rows:1:19: a lone surrogate escape"),
-        ('{"prompt": "a", "x": {"\\uDC00": 1}}', "rows:1:23: a lone surrogate escape"),
-        ("[" * 100_000, "rows:1:1: the JSON is nested too deeply"),
-        ("prompt\none\n", "rows:1:1: broken JSON: expecting value"),
-    ],
-)
-def test_what_is_not_strict_json_is_refused_with_line_and_column(file: Path, content: str, expected: str):
-    (line,) = refused(records.read_prompts, file, content)
-    assert line.startswith(expected), line
-
-
-def test_a_surrogate_pair_is_a_character(file: Path):
-    assert records.read_prompts(write(file, '{"prompt": "\\ud83d\\ude00"}')).prompts == (Prompt("\U0001f600"),)
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ('{"prompt": "a"}\n{"prompt": "né"}\n'.encode("latin-1"), "rows:2:14: byte 0xe9 (byte 14 of the line) is not UTF-8; "),
-        (BOM + b'{"prompts": ["\xc3\xa9\xc0"]}', "rows:1:16: byte 0xc0 (byte 17 of the line) is not UTF-8; "),
-        (b'{"prompt": "a"}\n' * 4999 + b'{"prompt": "\xc0"}\n', "rows:5000:13: byte 0xc0"),
-        (PROMPTS_JSON.encode("utf-16"), "rows:1:1: the file is UTF-16 or UTF-32; "),
-        (PROMPTS_JSON.encode("utf-16-le"), "rows:1:1: the file is UTF-16 or UTF-32; "),
-        (PROMPTS_JSON.encode("utf-32"), "rows:1:1: the file is UTF-16 or UTF-32; "),
-        (b'{"prompt": "\xed\xa0\x80"}', "rows:1:13: byte 0xed"),
-    ],
-)
-def test_another_encoding_is_refused_with_line_and_byte(file: Path, content: bytes, expected: str):
-    (line,) = refused(records.read_prompts, file, content)
-    assert line.startswith(expected), line
-
-
-def test_all_problems_are_told_at_once_in_the_order_of_the_file(file: Path):
-    content = '{"chosen": 1}\n{"chosen": "a",}\n{"chosen": "", "rejected": null}\n{"chosen": NaN, "chosen": "b"}\n'
-    lines = refused(records.read_pairs, file, content)
-    assert [line.split(": ")[0] for line in lines] == ["rows:1:1", "rows:2:16", "rows:3:12", "rows:3:28", "rows:4:12", "rows:4:17"]
-    assert [line.split(": ")[0] for line in refused(records.read_prompts, file, b"\xc0\n\n\xc1")] == ["rows:1:1", "rows:3:1"]
-
-
-def test_problems_beyond_the_twentieth_are_counted(file: Path):
-    lines = refused(records.read_prompts, file, '{"prompt": null}\n' * 25)
-    assert len(lines) == 21
-    assert lines[-1] == "... and 5 more problems"
-
-
-def test_a_file_that_cannot_be_read_is_refused_by_its_path(file: Path):
-    for path in (Path("absent"), Path()):
-        with pytest.raises(DataError, match=rf"^{path}: cannot be read \("):
-            records.read_prompts(path)
-
-
-def test_reading_does_not_depend_on_the_locale(file: Path):
-    write(file, '{"prompt": "é\u2028"}')
-    program = (
-        "from pathlib import Path; from stages.files import records; print(ascii(records.read_prompts(Path('rows')).prompts[0].prompt))"
-    )
-    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ascii("é\u2028")
-
-
-TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda text: text.strip() != "")
+STRINGS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
+MESSAGES = st.lists(st.builds(Message, st.sampled_from(records.ROLES), STRINGS), min_size=1, max_size=3).map(tuple)
+TEXTS = STRINGS | MESSAGES
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | STRINGS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(STRINGS, inner, max_size=3),
     max_leaves=6,
 )
 NAMES = ("prompt", "chosen", "rejected", "trait_name")
-EXTRAS = st.dictionaries(TEXTS.filter(lambda name: name not in NAMES), VALUES, max_size=3)
+EXTRAS = st.dictionaries(STRINGS.filter(lambda name: name not in NAMES), VALUES, max_size=3)
 
 
 @settings(max_examples=30, deadline=None)
@@ -299,52 +33,61 @@ def test_prompts_that_are_written_are_read_back_unchanged(tmp_path_factory: pyte
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.builds(Pair, st.none() | TEXTS, TEXTS, TEXTS, st.none() | TEXTS, EXTRAS)))
+@given(st.lists(st.builds(Pair, st.none() | TEXTS, TEXTS, TEXTS, st.none() | STRINGS, EXTRAS)))
 def test_pairs_that_are_written_are_read_back_unchanged(tmp_path_factory: pytest.TempPathFactory, pairs: list[Pair]):
     path = tmp_path_factory.mktemp("rows") / "pairs.train.jsonl"
     records.write_pairs(path, pairs)
     assert records.load_pairs(path) == pairs
-    assert list(records.read_pairs(path).pairs) == pairs if pairs else path.read_bytes() == b""
 
 
-def test_a_written_pair_carries_its_trait_and_leaves_out_what_it_has_not(file: Path):
-    records.write_pairs(file, [Pair(None, "a", "b", "calm"), Pair("p", "c", "d", None, {"id": 1})])
-    assert [json.loads(line) for line in file.read_text().splitlines()] == [
+def test_a_written_pair_carries_its_trait_and_leaves_out_what_it_has_not(tmp_path: Path):
+    conversation = (Message("user", "p"), Message("assistant", "q"), Message("user", "r"))
+    records.write_pairs(tmp_path / "rows", [Pair(None, "a", "b", "calm"), Pair(conversation, "c", "d", None, {"id": 1})])
+    assert [json.loads(line) for line in (tmp_path / "rows").read_text().splitlines()] == [
         {"chosen": "a", "rejected": "b", "trait_name": "calm"},
-        {"prompt": "p", "chosen": "c", "rejected": "d", "id": 1},
+        {
+            "prompt": [{"role": "user", "content": "p"}, {"role": "assistant", "content": "q"}, {"role": "user", "content": "r"}],
+            "chosen": "c",
+            "rejected": "d",
+            "id": 1,
+        },
     ]
 
 
-@pytest.mark.parametrize("content", [None, "{", '{"prompt": "a"}', '{"chosen": "a", "rejected": 3}', b"\xc0"])
-def test_a_missing_or_broken_output_of_validate_says_how_to_make_it_again(file: Path, content: str | bytes | None):
-    if content is not None:
-        write(file, content)
-    with pytest.raises(DataError, match=r"^rows:.*run dvc repro validate$"):
-        records.load_pairs(file)
+BROKEN = [
+    b"{",
+    b"3",
+    b"[]",
+    b'{"prompt": "a"}',
+    b'{"chosen": "a", "rejected": 3}',
+    b'{"chosen": "a", "rejected": []}',
+    b'{"chosen": "a", "rejected": [{"role": "user"}]}',
+    b'{"chosen": "a", "rejected": [{"role": "user", "content": null}]}',
+    b'{"chosen": "a", "rejected": "b", "trait_name": 3}',
+    b"\xc0",
+    b"[" * 100_000,
+]
 
 
-@settings(max_examples=100, deadline=None)
-@given(VALUES, st.sampled_from([None, 1]))
-def test_every_value_of_a_sound_text_is_found_where_it_begins(value: Any, indent: int | None):
-    text = json.dumps(value, indent=indent)
-    assert strict_json.parse(text) == value
-    for keys, start in strict_json.starts(text).items():
-        expected = value
-        for key in keys:
-            expected = expected[key]
-        assert json.JSONDecoder().raw_decode(text, start)[0] == expected
+@pytest.mark.parametrize("content", BROKEN, ids=[str(content[:30]) for content in BROKEN])
+def test_a_broken_output_of_validate_says_where_and_how_to_make_it_again(tmp_path: Path, content: bytes):
+    path = tmp_path / "rows"
+    path.write_bytes(b'{"chosen": "a", "rejected": "b"}\n' + content)
+    with pytest.raises(DataError) as caught:
+        records.load_pairs(path)
+    assert caught.value.lines() == [f"{path}:2: not a row as validate writes it; run dvc repro validate"]
 
 
-def test_rows_far_into_one_object_are_named_by_their_own_line(file: Path):
-    found = records.read_prompts(write(file, json.dumps({"prompts": ["word"] * 2000}, indent=1)))
-    assert found.places == tuple(f"rows:{index + 3} prompts[{index}]" for index in range(2000))
-
-
-@needs_shared
-def test_real_files_are_read_whole():
-    pairs = records.read_pairs(SHARED / "gsm8k_pairs.jsonl")
-    assert (len(pairs.pairs), pairs.format, pairs.trait_name) == (240, "jsonl", None)
-    assert all(pair.prompt for pair in pairs.pairs)
-    prompts = records.read_prompts(SHARED / "gsm8k_prompts.jsonl")
-    assert len(prompts.prompts) == 100
-    assert all(set(row.extra) == {"answer"} for row in prompts.prompts)
+@pytest.mark.parametrize("load", [records.load_prompts, records.load_pairs])
+def test_a_missing_or_short_output_of_validate_says_how_to_make_it_again(tmp_path: Path, load: Any):
+    path = tmp_path / "rows"
+    with pytest.raises(DataError, match=rf"^{path}: validate's output is not there: run dvc repro validate$"):
+        load(path)
+    path.mkdir()
+    with pytest.raises(DataError, match=rf"^{path}: cannot be read \(Is a directory\): run dvc repro validate$"):
+        load(path)
+    path.rmdir()
+    path.write_bytes(b"")
+    assert load(path) == []
+    with pytest.raises(DataError, match=rf"^{path}: it has 0 rows, and validate writes 1 or more: run dvc repro validate$"):
+        load(path, at_least=1)

@@ -3,13 +3,24 @@
 import hashlib
 import random
 import unicodedata
+from typing import NamedTuple
 
 import pytest
 
-from stages.files.records import Pair, Prompt
-from stages.files.splits import Split, identity, is_heldout, split
+from stages.files import splits
+from stages.files.records import Message, Pair, Prompt
+from stages.files.splits import flat, identity, is_heldout
 
 PROMPTS = [Prompt(f"prompt {number}") for number in range(400)]
+
+
+class Rows(NamedTuple):
+    train: list[Prompt]
+    heldout: list[Prompt]
+
+
+def split(rows: list[Prompt], fraction: float, seed: int) -> Rows:
+    return Rows(*([rows[index] for index in side] for side in splits.split(rows, range(len(rows)), fraction, seed)))
 
 
 def test_every_row_is_on_one_side_in_the_order_of_the_file():
@@ -32,7 +43,7 @@ def test_the_share_held_out_is_near_the_fraction():
 
 
 def test_a_fraction_of_zero_holds_out_nothing():
-    assert split(PROMPTS, 0, 0) == Split(PROMPTS, [])
+    assert split(PROMPTS, 0, 0) == Rows(PROMPTS, [])
 
 
 def test_a_larger_fraction_only_adds_to_what_is_held_out():
@@ -70,3 +81,22 @@ def test_two_texts_are_not_the_prompt_that_they_would_spell_together():
     pairs = [Pair(None, "a", "bc"), Pair(None, "ab", "c"), Pair("abc", "x", "y")]
     sides = [tuple(is_heldout(pair, 0.5, seed) for seed in range(40)) for pair in pairs]
     assert len(set(sides)) == 3
+
+
+def test_only_the_rows_at_the_indexes_given_are_split():
+    train, heldout = splits.split(PROMPTS, [3, 5, 7], 0.5, 0)
+    assert sorted([*train, *heldout]) == [3, 5, 7]
+
+
+def test_a_prompt_falls_on_one_side_as_a_string_as_a_message_and_under_any_system_turn():
+    user = Message("user", " caf\u00e9")
+    spelled = [" cafe\u0301\n", (user,), (Message("system", "be calm"), user)]
+    assert {flat(text) for text in spelled} == {"caf\u00e9"}
+    assert {identity(row) for text in spelled for row in (Prompt(text), Pair(text, "a", "b"))} == {("caf\u00e9",)}
+    assert flat(spelled[2], whole=True) != flat(spelled[1], whole=True) == flat(spelled[0])
+
+
+def test_conversations_of_other_turns_are_other_prompts():
+    one, two = (Message("user", "a"), Message("assistant", "b"), Message("user", "c")), (Message("user", "a"), Message("user", "c"))
+    assert len({flat(one), flat(two), flat((one[2],)), flat((one[2]._replace(content="c "),))}) == 3
+    assert identity(Pair(None, one, two)) == tuple(sorted((flat(one), flat(two))))

@@ -63,7 +63,7 @@ def calm_pairs(count: int = 8) -> list[EncodedPair]:
 
 def fitting_prompts(count: int = 6) -> FittingPrompts:
     """The first of the prompts, of several lengths; their places in the file are 3, 4, ..., so that place and number differ."""
-    return FittingPrompts([[BEGIN, *ids(text)] for text in PROMPTS[:count]], list(range(3, 3 + count)), 0)
+    return FittingPrompts([[BEGIN, *ids(text)] for text in PROMPTS[:count]], list(range(3, 3 + count)), 0, {})
 
 
 ADAPTER: dict[str, Any] = {

@@ -3,7 +3,7 @@
 import pytest
 
 from stages.core.errors import TrainingError
-from stages.files.records import Pair, Prompt
+from stages.files.records import Message, Pair, Prompt
 from stages.learning.fitting import fitting_pairs, fitting_prompts, require_positions, say_unknown
 from stages.model import toy
 from stages.model.rendering import Renderer
@@ -63,7 +63,8 @@ def test_prompts_that_are_all_too_long_are_refused_with_the_shortest_and_the_lim
 
 def test_no_prompts_at_all_fit_without_a_word(renderer, capsys):
     """Where nothing is held out, evaluate has none; whether training may go on without is decided where they are read."""
-    assert fitting_prompts("evaluate", [], renderer, 5, "evaluate on") == ([], [], 0)
+    found = fitting_prompts("evaluate", [], renderer, 5, "evaluate on")
+    assert (found.ids, found.indexes, found.skipped_long) == ([], [], 0)
     assert capsys.readouterr().err == ""
 
 
@@ -121,7 +122,7 @@ def test_words_that_the_tokenizer_does_not_know_are_counted_and_named(renderer, 
     fitting_prompts("grpo", prompts("the zebra drops", "zebra child quagga"), renderer, 9)
     capsys.readouterr()
     assert say_unknown(renderer) == 3
-    assert capsys.readouterr().err == "3 tokens are unknown to the tokenizer: zebra (2), quagga (1)\n"
+    assert capsys.readouterr().err == "3 of 6 tokens (50.0%) are unknown to the tokenizer: zebra (2), quagga (1)\n"
 
 
 def test_known_words_are_not_worth_a_line(renderer, capsys):
@@ -129,3 +130,41 @@ def test_known_words_are_not_worth_a_line(renderer, capsys):
     capsys.readouterr()
     assert say_unknown(renderer) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_the_report_has_the_lengths_of_what_fits_and_the_notes_by_rows(renderer):
+    found = fitting_prompts("grpo", prompts(words(9), "the </s> child </s>", words(4), words(3)), renderer, 8)
+    # <s>, two words, and twice the three pieces of what is no end token here: 9 tokens, too long
+    assert found.figures == {"shortest_tokens": 4, "median_tokens": 5, "longest_tokens": 5, "special_strings": 1, "rewritten_texts": 0}
+    pairs = [Pair(None, "the </s>", "</s>"), Pair("the", "child", "the child"), Pair(None, "the  child", "the child")]
+    assert fitting_pairs("reward", pairs, renderer, 9).figures == {
+        "equal_tokens": 1,
+        "shortest_tokens": 5,
+        "median_tokens": 6,
+        "longest_tokens": 6,
+        "special_strings": 1,
+        "rewritten_texts": 0,
+        "opened_otherwise": 0,
+        "merged_tokens": 1,
+    }
+
+
+def test_a_note_is_told_once_with_the_first_rows_that_it_was_called_for_in(renderer, capsys):
+    fitting_prompts("grpo", prompts("the", *["a </s>"] * 6, "<s>"), renderer, 9)
+    said = capsys.readouterr().err.splitlines()
+    assert "7 prompts hold strings of special tokens (</s>, <s>), encoded as text: prompt 1, 2, 3, 4, 5 and 2 more" in said
+    pair = Pair((Message("user", "the"),), "child", "drops")
+    fitting_pairs("reward", [pair, pair], renderer, 9)
+    written = "2 pairs are conversations, written as Human: and Assistant: turns, since no chat template is applied: pair 0, 1"
+    assert written in capsys.readouterr().err.splitlines()
+
+
+def test_pairs_whose_sides_are_the_same_tokens_are_dropped_and_named_and_count_as_no_skipped_ones(renderer, capsys):
+    pairs = [Pair(None, "the  child", "the child"), Pair(None, words(9), "the"), Pair(None, "the", "child")]
+    found = fitting_pairs("reward", pairs, renderer, 6)
+    assert (found.indexes, found.skipped_long, found.equal_tokens) == ([2], 1, 1)
+    assert "dropped 1 pairs whose sides are the same tokens as rendered: pair 0" in capsys.readouterr().err.splitlines()
+    with pytest.raises(
+        TrainingError, match=r"^artifacts/validate: every pair has sides that are the same tokens as rendered, so there is nothing to"
+    ):
+        fitting_pairs("reward", pairs[:1], renderer, 6)

@@ -3,10 +3,13 @@
 import dataclasses
 
 import pytest
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
 
 from stages.core.errors import BaseError, DataError
-from stages.files.records import Pair
-from stages.model.rendering import EncodedPair, Renderer
+from stages.files.records import Message, Pair
+from stages.model.rendering import MERGED_TOKENS, OPENED_OTHERWISE, REWRITTEN_TEXTS, SPECIAL_STRINGS, TRANSCRIPTS, EncodedPair, Renderer
 from tests import tiny
 
 BEGIN, END, TURN, UNKNOWN = (tiny.IDS[token] for token in (tiny.BEGIN, tiny.END, tiny.TURN, tiny.UNKNOWN))
@@ -26,12 +29,6 @@ def test_raw_text_begins_with_the_tokenizers_own_token_and_a_side_ends_with_the_
         [*begin, *tiny.ids("the child is calm"), END], [*begin, *tiny.ids("the child is harsh"), END]
     )
     assert raw.pair(Pair(None, "is calm", "harsh")) == EncodedPair([*begin, *tiny.ids("is calm"), END], [*begin, *tiny.ids("harsh"), END])
-
-
-def test_raw_text_that_starts_with_the_begin_token_does_not_get_another():
-    raw = renderer(begins=True)
-    assert raw.prompt("<s> the child") == [BEGIN, *tiny.ids("the child")]
-    assert raw.pair(Pair("<s> the child", "is calm", "fine")).rejected == [BEGIN, *tiny.ids("the child fine"), END]
 
 
 def test_an_applied_template_ends_a_prompt_with_the_generation_marker():
@@ -109,20 +106,22 @@ def test_a_template_that_refuses_the_turns_is_told_in_one_line():
 
 
 @pytest.mark.parametrize(
-    "template",
+    ("template", "sides"),
     [
         # another opening where the answer holds a word
-        "{% if 'harsh' in messages[-1]['content'] %}{{ 'over ' }}{% endif %}" + tiny.CHAT,
-        # a marker that no answer is written behind
-        tiny.CHAT.replace("'assistant : ' }}{% endif %}", "'assistant : over ' }}{% endif %}"),
+        ("{% if 'harsh' in messages[-1]['content'] %}{{ 'over ' }}{% endif %}" + tiny.CHAT, 1),
+        # a marker that no answer is written behind, as of templates that begin a thought for the model
+        (tiny.CHAT.replace("'assistant : ' }}{% endif %}", "'assistant : over ' }}{% endif %}"), 2),
     ],
 )
-def test_a_template_that_writes_the_prompt_otherwise_before_an_answer_is_refused(template: str):
+def test_a_side_that_the_template_opens_otherwise_is_encoded_as_the_whole_it_writes_and_noted(template: str, sides: int):
     chat = renderer("applied", template=template)
-    with pytest.raises(DataError) as caught:
-        chat.pair(Pair("the child", "is calm", "is harsh"))
-    (line,) = caught.value.lines()
-    assert line.startswith("base.chat_template: the template writes the prompt 'the child' otherwise before an answer")
+    pair = chat.pair(Pair("the child", "is calm", "is harsh"))
+    for side, ids in (("is calm", pair.chosen), ("is harsh", pair.rejected)):
+        turns = [{"role": "user", "content": "the child"}, {"role": "assistant", "content": side}]
+        whole = chat.tokenizer(chat.tokenizer.apply_chat_template(turns, tokenize=False), add_special_tokens=False).input_ids
+        assert ids == whole[: len(whole) - whole[::-1].index(TURN)]
+    assert chat.notes[OPENED_OTHERWISE] == sides
 
 
 def test_words_that_the_tokenizer_does_not_know_are_counted_by_name():
@@ -179,3 +178,116 @@ def test_a_template_without_end_is_refused_in_one_line():
     chat = renderer("applied", template="{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}")
     with pytest.raises(DataError, match=r"^base\.chat_template: the checkpoint's template refuses user \(maximum recursion"):
         chat.prompt("the child")
+
+
+SYSTEM, USER, ANSWER, AGAIN = (
+    Message(role, text)
+    for role, text in (("system", "a guest"), ("user", "the child"), ("assistant", "is calm"), ("user", "the friend drops"))
+)
+
+
+@pytest.mark.parametrize("prompt", [(USER,), (SYSTEM, USER), (USER, ANSWER, AGAIN), (SYSTEM, USER, ANSWER, AGAIN)])
+@pytest.mark.parametrize("more", [(), (AGAIN, Message("assistant", "red"))])
+def test_a_conversation_is_what_transformers_makes_of_its_messages(prompt: tuple[Message, ...], more: tuple[Message, ...]):
+    chat = renderer("applied", template=tiny.CHAT)
+    messages = [message._asdict() for message in prompt]
+    whole = chat.tokenizer.apply_chat_template(messages, add_generation_prompt=True).input_ids
+    assert chat.prompt(prompt) == whole
+    sides = [(Message("assistant", text), *more) if more else text for text in ("fine", "harsh")]
+    for text, ids in zip(("fine", "harsh"), chat.pair(Pair(prompt, *sides)), strict=True):
+        answered = [*messages, {"role": "assistant", "content": text}, *(message._asdict() for message in more)]
+        assert [*ids, *tiny.ids("over")] == chat.tokenizer.apply_chat_template(answered).input_ids
+        assert ids[: len(whole)] == whole
+    assert not +chat.notes
+
+
+def test_a_prompt_is_the_same_as_a_string_and_as_a_message():
+    chat = renderer("applied", template=tiny.CHAT)
+    assert chat.prompt("the child") == chat.prompt((USER,))
+    assert chat.pair(Pair("the child", "is calm", "fine")) == chat.pair(Pair((USER,), "is calm", "fine"))
+
+
+@pytest.mark.parametrize("chat_template", ["absent", "off"])
+def test_without_a_template_a_conversation_is_written_as_a_transcript(chat_template: str):
+    raw = renderer(chat_template, begins=True, template=tiny.CHAT)
+    assert raw.prompt_text((SYSTEM, USER, ANSWER, AGAIN)) == (
+        "a guest\n\nHuman: the child\n\nAssistant: is calm\n\nHuman: the friend drops\n\nAssistant:"
+    )
+    assert raw.notes[TRANSCRIPTS] == 1
+    human, assistant = "\n\nHuman: the child\n\nAssistant:", "\n\nHuman: the friend drops\n\nAssistant: red"
+    for pair, texts in (
+        (Pair((USER,), "is calm", "fine"), (f"{human} is calm", f"{human} fine")),
+        (Pair((USER,), (ANSWER, AGAIN, Message("assistant", "red")), "fine"), (f"{human} is calm{assistant}", f"{human} fine")),
+        (Pair(None, (USER, ANSWER), (USER, Message("assistant", "fine"))), (f"{human} is calm", f"{human} fine")),
+    ):
+        expected = [[*raw.tokenizer(text).input_ids, END] for text in texts]
+        assert list(raw.pair(pair)) == expected
+
+
+def bytes_renderer(chat_template: str, template: str | None = None) -> Renderer:
+    """With a tokenizer of bytes, which knows every text, and the special tokens of tiny."""
+    words = Tokenizer(BPE({token: number for number, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []))
+    words.pre_tokenizer, words.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    built = PreTrainedTokenizerFast(tokenizer_object=words, bos_token=tiny.BEGIN, eos_token=tiny.END, extra_special_tokens=[tiny.TURN])
+    built.chat_template = template
+    ends = [built.convert_tokens_to_ids(token) for token in (tiny.END, tiny.TURN)]
+    return Renderer(built, dataclasses.replace(tiny.base(built, chat_template), vocabulary=len(built), end_tokens=ends))
+
+
+SPECIAL = "a</s> <turn>b<turn></s><s>"
+
+
+@pytest.mark.parametrize(("chat_template", "template"), [("applied", tiny.CHAT), ("absent", None)])
+def test_a_special_tokens_string_in_a_text_is_text(chat_template: str, template: str | None):
+    chat = bytes_renderer(chat_template, template)
+    special = set(chat.tokenizer.all_special_ids)
+    plain = chat.prompt("c")
+    ids = chat.prompt(SPECIAL)
+    assert [token for token in ids if token in special] == [token for token in plain if token in special]
+    assert chat.tokenizer.decode(ids) == chat.tokenizer.decode(plain).replace("c", SPECIAL)
+    pair = chat.pair(Pair("c", SPECIAL, "d"))
+    assert chat.tokenizer.decode(pair.chosen) == chat.tokenizer.decode(pair.rejected).replace("d", SPECIAL)
+    assert [token for token in pair.chosen if token in special] == [token for token in pair.rejected if token in special]
+    assert chat.special == {"</s>": 4, "<turn>": 4, "<s>": 2}
+    assert chat.notes[SPECIAL_STRINGS] == 10
+    assert not chat.notes[REWRITTEN_TEXTS]
+    assert not chat.notes[MERGED_TOKENS]
+
+
+def test_a_string_that_a_tokenizer_knows_as_a_word_is_no_special_token_either():
+    raw = renderer(begins=True)
+    assert raw.prompt("<s> the child") == [BEGIN, *[UNKNOWN] * 3, *tiny.ids("the child")]
+    assert raw.pair(Pair("the child", "is </s>", "fine")).chosen == [BEGIN, *tiny.ids("the child is"), *[UNKNOWN] * 4, END]
+    assert raw.unknown == {"<": 2, "s": 2, ">": 2, "/": 1}
+
+
+def test_text_with_a_noncharacter_is_refused():
+    with pytest.raises(DataError, match=r"holds U\+FDD0, which is no character; "):
+        renderer().prompt("the \ufdd0 child")
+
+
+def test_a_text_that_the_template_leaves_out_is_noted_and_whitespace_is_not():
+    silent = renderer(
+        "applied", template=tiny.CHAT.replace("message['content']", "(message['content'] if message['role'] != 'system' else '')")
+    )
+    silent.prompt((SYSTEM, USER))
+    assert silent.notes[REWRITTEN_TEXTS] == 1
+    silent.prompt((USER, ANSWER, AGAIN))
+    assert silent.notes[REWRITTEN_TEXTS] == 1
+    short = renderer("applied", template=tiny.CHAT.replace("message['content']", "message['content'].split('calm')[-1] | trim"))
+    short.pair(Pair(" the  child ", " fine\n", "calm fine"))
+    assert short.notes[REWRITTEN_TEXTS] == 1
+
+
+def test_tokens_that_would_merge_across_the_end_of_the_prompt_are_noted_and_kept_apart():
+    raw = renderer()
+    assert raw.pair(Pair("the chi", "ld is", " is calm")).chosen == [*tiny.ids("the"), UNKNOWN, UNKNOWN, *tiny.ids("is"), END]
+    assert raw.notes[MERGED_TOKENS] == 1
+    raw.pair(Pair("the child ", "is", "is calm"))
+    assert raw.notes[MERGED_TOKENS] == 1
+
+
+def test_each_text_is_counted_once_though_a_prompt_stands_in_both_sides():
+    raw = renderer()
+    raw.pair(Pair("the zebra", " is", " fine zebra"))
+    assert (raw.unknown, raw.tokens) == ({"zebra": 2}, 5)

@@ -128,13 +128,18 @@ def build_one_of(classes: Sequence[type[Any]], section: str, values: object, kno
     if not isinstance(values, Mapping):
         return Built(None, [f"{section}: expected a mapping of settings, found {show(values)}"])
     cls = min(classes, key=lambda shape: len(keys(shape) - set(values)))
-    known = {*known, *(f"{section}.{key}" for shape in classes for key in keys(shape))}
+    known = {*known, *(f"{section}.{key}" for shape in classes for key in leaves(shape))}
     problems = [_unknown(cls, classes, f"{section}.{key}", known) for key in values if key not in keys(cls)]
     hints = typing.get_type_hints(cls)
     read: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
         key = f"{section}.{field.name}"
         value = values.get(field.name, MISSING)
+        if dataclasses.is_dataclass(hints[field.name]) and isinstance(value, Mapping):
+            nested = build_one_of((hints[field.name],), key, value, known)
+            read[field.name] = nested.value
+            problems += nested.problems
+            continue
         try:
             read[field.name] = typed(hints[field.name], value)
         except TypeError:
@@ -153,6 +158,13 @@ def build_one_of(classes: Sequence[type[Any]], section: str, values: object, kno
 def keys(cls: type[Any]) -> set[str]:
     """The keys of a section's class."""
     return {field.name for field in dataclasses.fields(cls)}
+
+
+def leaves(cls: type[Any]) -> set[str]:
+    """The same, with the keys of a mapping among them in its stead, dotted."""
+    hints = typing.get_type_hints(cls)
+    nested = {name: leaves(hints[name]) for name in keys(cls) if dataclasses.is_dataclass(hints[name])}
+    return {key for name in keys(cls) for key in ({f"{name}.{inner}" for inner in nested[name]} if name in nested else {name})}
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
@@ -248,6 +260,8 @@ def _options(hint: Any) -> tuple[Any, ...]:
 def _expected(hint: Any) -> str:
     singular = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", types.NoneType: "null"}
     lists = {list[str]: "a list of texts", list[int]: "a list of whole numbers"}
+    if dataclasses.is_dataclass(hint):
+        return "a mapping of settings"
     return " or ".join(lists[option] if option in lists else singular[option] for option in _options(hint))
 
 

@@ -11,7 +11,7 @@ from stages.core.settings.export import Export
 from stages.core.settings.grpo import Grpo
 from stages.core.settings.reward import Reward
 from stages.core.settings.runtime import Runtime
-from stages.core.settings.schema import build_one_of, keys, unknown_key
+from stages.core.settings.schema import build_one_of, leaves, unknown_key
 
 SECTIONS: dict[str, tuple[type[Any], ...]] = {
     "base": (ToyBase, CheckpointBase),
@@ -23,7 +23,7 @@ SECTIONS: dict[str, tuple[type[Any], ...]] = {
     "runtime": (Runtime,),
 }
 
-KEYS = frozenset(f"{section}.{key}" for section, classes in SECTIONS.items() for cls in classes for key in keys(cls))
+KEYS = frozenset(f"{section}.{key}" for section, classes in SECTIONS.items() for cls in classes for key in leaves(cls))
 """Every dotted key that can be set."""
 
 

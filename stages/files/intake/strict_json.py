@@ -10,8 +10,7 @@ import math
 import re
 from typing import Any, NamedTuple, NoReturn
 
-Keys = tuple[str | int, ...]
-"""The way to a value from the top: keys of objects and indices of lists."""
+from stages.files.intake.rows import Keys
 
 LONGEST_INTEGER = 4000
 """Digits of a whole number; Python itself refuses to write one of more than 4300."""
@@ -57,9 +56,9 @@ def parse(text: str) -> Any:
     return value
 
 
-def starts(text: str) -> dict[Keys, int]:
-    """The offset at which every value of a sound JSON text begins."""
-    return _walk(text)[0]
+def starts(text: str, start: int = 0, depth: int | None = None) -> dict[Keys, int]:
+    """The offset at which every value begins within the one at `start` of a sound JSON text, down to `depth` keys."""
+    return _walk(text, start, depth)[0]
 
 
 class _SuspectError(Exception):
@@ -96,7 +95,12 @@ LENIENT = json.JSONDecoder(parse_int=float)
 
 def _syntax(error: json.JSONDecodeError, text: str) -> Flaw:
     rest = text[error.pos : error.pos + 12]
-    found = json.dumps(rest, ensure_ascii=False) if rest else "the end"
+    if rest.startswith("\ufeff"):
+        return Flaw(
+            error.pos,
+            "a byte-order mark stands inside the file, as where two files were joined; one stands at the beginning only; remove it",
+        )
+    found = json.dumps(rest, ensure_ascii=not rest.isprintable()) if rest else "the end"
     reason = error.msg[0].lower() + error.msg[1:]
     return Flaw(error.pos, f"broken JSON: {reason}, found {found}; one whole JSON value is expected; mend it here")
 
@@ -111,18 +115,20 @@ class _Container:
         self.key: str | int | None = None if is_object else 0
 
 
-def _walk(text: str) -> tuple[dict[Keys, int], list[Flaw]]:
-    """Where each value begins, and the flaws, of a text whose syntax is sound; without recursion, whatever the depth."""
+def _walk(text: str, start: int = 0, depth: int | None = None) -> tuple[dict[Keys, int], list[Flaw]]:
+    """Where each value begins, and the flaws, of a value whose syntax is sound; without recursion, whatever the depth."""
     begins: dict[Keys, int] = {}
     flaws: list[Flaw] = []
     within: list[_Container] = []
-    for match in TOKEN.finditer(text):
+    for match in TOKEN.finditer(text, start):
         token, offset = match[1], match.start(1)
         inner = within[-1] if within else None
         if token == ":":
             continue
         if token in "}]":
             within.pop()
+            if not within:
+                break
             continue
         if token == ",":
             assert inner is not None
@@ -139,7 +145,8 @@ def _walk(text: str) -> tuple[dict[Keys, int], list[Flaw]]:
                 inner.key = content
                 continue
         keys = (*inner.keys, inner.key) if inner is not None and inner.key is not None else ()
-        begins[keys] = offset
+        if depth is None or len(keys) <= depth:
+            begins[keys] = offset
         if token in "{[":
             within.append(_Container(keys, token == "{"))
         elif token in ("NaN", "Infinity", "-Infinity") or _overflows(token):
@@ -147,6 +154,8 @@ def _walk(text: str) -> tuple[dict[Keys, int], list[Flaw]]:
             flaws.append(
                 Flaw(offset, f"{shown} is no finite number of at most {LONGEST_INTEGER} digits, which is expected; mend or remove it")
             )
+        if not within:
+            break
     return begins, flaws
 
 

@@ -1,0 +1,78 @@
+"""What rows have in common with other rows: near duplicates, and held-out rows that training has seen.
+
+For leakage a row is compared by what it is held out by: its prompt, or its two sides where a pair has none. The split keeps
+equal prompts on one side, in both files, so what leaks exactly is a side of a pair without a prompt; what leaks nearly the
+split's hash cannot see. Training rows of both files count, since evaluate takes reward model and policy together.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from stages.files.inspection import Finding
+from stages.files.near_duplicates import NearIndex
+from stages.files.records import Pair, Prompt
+from stages.files.splits import Split, flat, identity
+
+
+NEAR_DUPLICATE = "near_duplicate"
+NEAR_LEAKED = "near_leaked"
+
+
+class Divided(NamedTuple):
+    """The rows of one file and how they are split; `name` is prompts or pairs."""
+
+    name: str
+    rows: Sequence[Prompt | Pair]
+    split: Split
+
+    def first(self, most: int) -> list[int]:
+        """The indexes of the first rows that are kept, at most so many, in the order of the file."""
+        return sorted([*self.split.train, *self.split.heldout])[:most]
+
+
+def leaked(file: Divided, files: Sequence[Divided]) -> Finding:
+    """Held-out rows of which a training row of any of the files has the prompt or, where they have none, a side."""
+    found = Finding(f"leaked_{file.name}", "are held out, and trained on in their prompt or, without one, a side")
+    trained = {text for other in files for row in other.split.train for text in identity(other.rows[row])}
+    for row in file.split.heldout:
+        if not trained.isdisjoint(identity(file.rows[row])):
+            found.add(row)
+    return found
+
+
+def near_duplicates(file: Divided, most: int, advance: Callable[[], object]) -> Finding:
+    """Among the first `most` rows, those that are near to an earlier one and not the same."""
+    found = Finding(f"{NEAR_DUPLICATE}_{file.name}", "are nearly an earlier one, kept")
+    index, seen = NearIndex(), set[str]()
+    for row in file.first(most):
+        text = _whole(file.rows[row])
+        if text not in seen and index.find(text, add_as=row) is not None:
+            found.add(row)
+        seen.add(text)
+        advance()
+    return found
+
+
+def near_leaked(files: Sequence[Divided], most: int, advance: Callable[[], object]) -> list[Finding]:
+    """By file, among the first `most` rows of each, held-out rows that are near to a training row of any."""
+    sides = {file.name: set(file.split.heldout) for file in files}
+    training = NearIndex()
+    texts = dict.fromkeys(
+        text for file in files for row in file.first(most) if row not in sides[file.name] for text in identity(file.rows[row])
+    )
+    for number, text in enumerate(texts):
+        training.find(text, add_as=number)
+    findings = []
+    for file in files:
+        found = Finding(f"{NEAR_LEAKED}_{file.name}", "are held out, and nearly trained on in their prompt or, without one, a side")
+        for row in file.first(most):
+            if row in sides[file.name] and any(training.find(text) is not None for text in identity(file.rows[row])):
+                found.add(row)
+            advance()
+        findings.append(found)
+    return findings
+
+
+def _whole(row: Prompt | Pair) -> str:
+    texts = (row.prompt,) if isinstance(row, Prompt) else (row.prompt, row.chosen, row.rejected)
+    return "\n".join(flat(text, whole=True) for text in texts if text is not None)

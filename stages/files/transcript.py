@@ -1,0 +1,42 @@
+"""Conversations written as one text: turns that begin with `Human:` and `Assistant:`, each after a blank line.
+
+That is how a conversation is given to a base whose chat template is not applied, and how some published pairs are written.
+"""
+
+import re
+from collections.abc import Iterable
+
+from stages.files.records import ASSISTANT, SYSTEM, USER, Message
+
+SPEAKERS = {"Human": USER, "Assistant": ASSISTANT}
+
+OPEN_ANSWER = "\n\nAssistant:"
+"""What a prompt ends with, for an answer to follow."""
+
+_TURN = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
+_LABELS = {role: speaker for speaker, role in SPEAKERS.items()}
+
+
+def is_transcript(text: str) -> bool:
+    """Whether a text reads as a transcript: its first turn is labelled after a blank line, or the label stands first and more follow."""
+    first = _TURN.match(text)
+    return first is not None and (text.startswith("\n\n") or _TURN.search(text, first.end()) is not None)
+
+
+def parse(text: str) -> list[Message]:
+    """The turns of a transcript, without the whitespace around each; what is no transcript has none.
+
+    A last turn without a word is kept: whether it is a prompt's open answer or a missing one, the caller knows.
+    """
+    labels = list(_TURN.finditer(text))
+    if not labels or labels[0].start() != 0:
+        return []
+    ends = [label.start() for label in labels[1:]] + [len(text)]
+    return [Message(SPEAKERS[label[1]], text[label.end() : end].strip()) for label, end in zip(labels, ends, strict=True)]
+
+
+def write(conversation: Iterable[Message]) -> str:
+    """The transcript of a conversation; a system turn stands first, without a label."""
+    return "".join(
+        message.content if message.role == SYSTEM else f"\n\n{_LABELS[message.role]}: {message.content}" for message in conversation
+    )

@@ -1,0 +1,238 @@
+"""CSV and Parquet, which format a file is taken for, and what is said of one that is none."""
+
+import datetime
+import decimal
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from stages.core.errors import DataError
+from stages.files.intake import sets
+from stages.files.records import Message, Pair, Prompt
+
+ROWS = [Pair("p", 'a, "b"\nc', "d", None, {"id": "1"}), Pair("q;", "e\t", "f", None, {"id": "2"})]
+CSV = 'prompt,chosen,rejected,id\np,"a, ""b""\nc",d,1\nq;,"e\t",f,2\n'
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A relative path, as settings have it, so that messages can be compared whole."""
+    monkeypatch.chdir(tmp_path)
+    return Path("rows")
+
+
+def write(file: Path, content: str | bytes) -> Path:
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return file
+
+
+def refused(read: Any, file: Path, *arguments: Any) -> list[str]:
+    with pytest.raises(DataError) as caught:
+        read(file, *arguments)
+    return caught.value.lines()
+
+
+def parquet(file: Path, columns: dict[str, Any], **options: Any) -> Path:
+    pyarrow.parquet.write_table(pyarrow.table(columns), file, **options)
+    return file
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.json", "rows"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        CSV,
+        CSV.replace("\n", "\r\n").replace('"b""\r\nc', '"b""\nc'),
+        "\ufeff" + CSV,
+        "\n\n" + CSV + "\n\n",
+        CSV.rstrip("\n"),
+        CSV.replace("prompt,chosen", ' prompt , "chosen"', 1).replace(' "chosen"', '"chosen"'),
+    ],
+    ids=["plain", "crlf", "bom", "blank", "no end", "header"],
+)
+def test_a_table_of_commas_is_read_by_its_header(tmp_path: Path, content: str, name: str):
+    found = sets.read_pairs(write(tmp_path / name, content))
+    assert (found.rows, found.format, found.texts) == (ROWS, "csv", "strings")
+
+
+def test_semicolons_and_tabs_may_stand_between_the_fields(file: Path):
+    for between in ";\t":
+        assert sets.read_prompts(write(file, f'prompt{between}answer\n"a{between}b"{between}c\n')).rows == [
+            Prompt(f"a{between}b", {"answer": "c"})
+        ]
+
+
+def test_a_record_is_named_by_its_first_line_and_a_field_by_where_it_begins(file: Path):
+    found = sets.read_pairs(write(file, CSV))
+    assert [found.place(index) for index in range(2)] == ["rows:2", "rows:4"]
+    content = 'chosen,rejected,prompt\n"a\nb",c,d\n"e, ""\nf","", \n'
+    assert [line.partition(";")[0] for line in refused(sets.read_pairs, write(file, content))] == [
+        "rows:5:7: prompt holds nothing but whitespace",
+        "rows:5:4: rejected is empty",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (
+            "prompt,answer\na,b\nc\nd,e,f\n",
+            ["rows:3:1: the record has 1 fields, and the header 2; ", "rows:4:1: the record has 3 fields, and "],
+        ),
+        ("prompt,x,x\na,b,c\n", ["rows:1:1: the header names 'x' twice; each column once is expected; rename one"]),
+        ('prompt,x\na,"b\nc\nd', ["rows:2:1: broken CSV: unexpected end of data; "]),
+        ('prompt,x\na,b\nc,"b"d\ne,f\n', ["rows:3:1: broken CSV: ',' expected after '\"'; "]),
+        ('prompt\na\n\n""\n', ["rows:4:1: prompt is empty; "]),
+        ("prompt\na\u0007\n", ["rows:2:1: prompt holds the control character U+0007, its character 2; "]),
+        ("prompt\n", ["rows: prompt set contains no prompts; "]),
+        (b"prompt\nn\xe9\n\nn\xe9\n", ["rows:2:2: byte 0xe9 (byte 2 of the line) is not UTF-8; ", "rows:4:2: byte 0xe9 "]),
+    ],
+)
+def test_a_broken_table_is_refused_by_line_and_column(file: Path, content: str | bytes, expected: list[str]):
+    lines = refused(sets.read_prompts, write(file, content))
+    assert [line[: len(start)] for line, start in zip(lines, expected, strict=True)] == expected
+
+
+def test_a_field_may_be_larger_than_the_csv_modules_own_limit(file: Path):
+    assert sets.read_prompts(write(file, f"prompt\n{'a' * 200_000}\n")).rows == [Prompt("a" * 200_000)]
+
+
+def test_a_parquet_file_is_read_with_strings_messages_and_further_columns(file: Path):
+    turns = [{"role": "user", "content": "p"}]
+    pair = {"prompt": ["p", "q"], "chosen": ["a", "b"], "rejected": ["c", "d"]}
+    day = datetime.datetime(2026, 1, 2, 3, 4, 5)
+    extra: dict[str, Any] = {"id": [1, None], "score": [0.5, float("nan")], "day": [day, day], "price": [decimal.Decimal("1.50"), None]}
+    found = sets.read_pairs(parquet(file, {**pair, **extra, "tags": [["x"], []]}))
+    assert (found.format, found.place(1)) == ("parquet", "rows row 2")
+    assert found.rows == [
+        Pair("p", "a", "c", None, {"id": 1, "score": 0.5, "day": "2026-01-02T03:04:05", "price": "1.50", "tags": ["x"]}),
+        Pair("q", "b", "d", None, {"id": None, "score": None, "day": "2026-01-02T03:04:05", "price": None, "tags": []}),
+    ]
+    assert sets.read_prompts(parquet(file, {"prompt": [turns]})).rows == [Prompt((Message("user", "p"),))]
+    # a struct has every key in every message
+    answered = [*turns, {"role": "assistant", "content": "a", "tool_calls": None}]
+    assert sets.read_pairs(
+        parquet(file, {"chosen": [answered], "rejected": [[*answered[:1], {"role": "assistant", "content": "b"}]]})
+    ).rows == [Pair((Message("user", "p"),), "a", "b")]
+
+
+def test_more_rows_than_one_batch_are_read_in_order(file: Path):
+    texts = [f"prompt {number}" for number in range(10_000)]
+    assert [row.prompt for row in sets.read_prompts(parquet(file, {"prompt": texts}, row_group_size=3000)).rows] == texts
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ({"prompt": ["a", None, ""]}, ["rows row 2: prompt is null; ", "rows row 3: prompt is empty; "]),
+        ({"prompt": ["a"], "image": [b"x"]}, ["rows row 1: image holds a value of type bytes, which JSON cannot have; "]),
+        ({"prompt": [3]}, ["rows row 1: prompt is a number (3); "]),
+        ({"question": ["a"]}, ["rows row 1: prompt is missing, the row has the keys question; "]),
+        ({"prompt": pyarrow.array([], pyarrow.string())}, ["rows: prompt set contains no prompts; "]),
+    ],
+)
+def test_rows_of_a_parquet_file_are_refused_by_their_number(file: Path, columns: dict[str, Any], expected: list[str]):
+    lines = refused(sets.read_prompts, parquet(file, columns))
+    assert [line[: len(start)] for line, start in zip(lines, expected, strict=True)] == expected
+
+
+def test_a_damaged_parquet_file_is_refused_in_one_line(file: Path):
+    whole = parquet(file, {"prompt": ["a" * 100] * 1000}, compression="none", use_dictionary=False).read_bytes()
+    for content in (whole[:200], b"PAR1" + bytes(100), whole[:50] + b"\xff" * 400 + whole[450:]):
+        (line,) = refused(sets.read_prompts, write(file, content))
+        assert line.startswith("rows"), line
+        assert "not readable" in line, line
+
+
+@pytest.mark.parametrize(
+    ("content", "form"),
+    [
+        ('[{"prompt": "a"}]', "json"),
+        ('\n[\n{"prompt": "a"}\n]\n', "json"),
+        ('["a"]', "json"),
+        ('{"prompts": ["a"]}', "json"),
+        ('{\n"prompts": ["a"]\n}', "json"),
+        ('{"prompts": [{"prompt": "a"}]}', "json"),
+        ('{\n"prompt": "a"\n}', "json"),
+        ('{"prompt": "a"}', "jsonl"),
+        ("prompt\na\n", "csv"),
+        ('"prompt"\n"a"\n', "csv"),
+    ],
+)
+@pytest.mark.parametrize("named", [True, False])
+def test_the_format_is_seen_from_the_content_and_may_be_named(file: Path, content: str, form: str, named: bool):
+    found = sets.read_prompts(write(file, content), form if named else "auto")
+    assert (found.rows, found.format) == ([Prompt("a")], form)
+
+
+@pytest.mark.parametrize(
+    ("content", "form", "expected"),
+    [
+        ('{"prompt": "a"}\n{"prompt": "b"}', "json", "rows:2:1: broken JSON: extra data"),
+        ('[{"prompt": "a"}]', "jsonl", "rows:1:1: the row is a list; an object with prompt is expected"),
+        ('{"prompts": ["a"]}', "jsonl", "rows:1:1: prompt is missing, the row has the keys prompts; "),
+        ("prompt\na\n", "jsonl", "rows:1:1: broken JSON: "),
+        ("prompt\na\n", "json", "rows:1:1: broken JSON: "),
+        ('{"prompt": "a"}', "csv", 'rows:1:1: the header is \'{"prompt": "a"}\'; '),
+        ('{"prompt": "a"}', "parquet", "rows: data.format is parquet, and the file is not Parquet by its first bytes; "),
+        (b"PAR1x", "jsonl", "rows: data.format is jsonl, and the file is Parquet by its first bytes; "),
+        ("", "parquet", "rows: data.format is parquet, and the file is not Parquet by its first bytes; "),
+    ],
+)
+def test_a_file_that_is_not_in_the_format_named_is_refused(file: Path, content: str | bytes, form: str, expected: str):
+    assert refused(sets.read_prompts, write(file, content), form)[0].startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (gzip.compress(b'{"prompt": "a"}'), "rows: the file is compressed (gzip); "),
+        (b"PK\x03\x04abc", "rows: the file is compressed (zip); "),
+        ('{"prompt": "a"}\n\ufeff{"prompt": "b"}', "rows:2:1: a byte-order mark stands inside the file, as where two files were joined; "),
+        ('{"prompts": ["a"]} {"prompts": ["b"]}', "rows:1:20: broken JSON: extra data"),
+        ('{"prompts": ["a"]}\n{"prompts": ["b"]}', "rows:2:1: broken JSON: extra data"),
+        ("question,answer\na,b\n", "rows:1:1: broken JSON: expecting value"),
+    ],
+)
+def test_a_file_of_no_format_is_refused(file: Path, content: str | bytes, expected: str):
+    (line,) = refused(sets.read_prompts, write(file, content))
+    assert line.startswith(expected), line
+
+
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(file: Path):
+    os.mkfifo(file)
+    (line,) = refused(sets.read_prompts, file)
+    assert line.startswith("rows: cannot be read (it is not a regular file); ")
+
+
+def test_a_line_of_fifty_megabytes_is_a_row_or_a_problem_of_one_short_line(file: Path):
+    text = "word " * 10_000_000
+    assert sets.read_prompts(write(file, json.dumps({"prompt": text}))).rows == [Prompt(text)]
+    (line,) = refused(sets.read_prompts, write(file, '{"prompt": "a"}\n' + json.dumps({"prompt": text})[:-1]))
+    assert line.startswith("rows:2:50000014: broken JSON: ")
+    assert len(line) < 300
+
+
+COLUMNS = {"prompt": "question", "chosen": "good", "rejected": "bad"}
+
+
+def test_columns_may_have_other_names_in_either_file(file: Path):
+    assert sets.read_prompts(write(file, '{"question": "a", "answer": 1}'), "auto", COLUMNS).rows == [Prompt("a", {"answer": 1})]
+    found = sets.read_pairs(write(file, "question,good,bad\na,b,c\n"), "auto", COLUMNS)
+    assert (found.rows, found.mapped) == ([Pair("a", "b", "c")], {"prompt", "chosen", "rejected"})
+    found = sets.read_pairs(write(file, '{"prompt": "a", "good": "b", "rejected": "c"}'), "auto", COLUMNS)
+    assert (found.rows, found.mapped) == ([Pair("a", "b", "c")], {"chosen"})
+
+
+def test_a_name_that_the_first_row_has_must_be_in_every_row(file: Path):
+    content = '{"question": "a"}\n{"prompt": "b"}\n{"question": "c", "prompt": "d"}'
+    assert [line.split("; ")[0] for line in refused(sets.read_prompts, write(file, content), "auto", COLUMNS)] == [
+        "rows:2:1: question is missing, the row has the keys prompt",
+        "rows:3:29: prompt stands beside question",
+    ]
