@@ -27,7 +27,7 @@ PROMPTS = [
 ]
 COUNTS = ["heldout_pairs", "evaluated_pairs", "heldout_prompts", "evaluated_prompts", "samples"]
 SETTINGS = {"temperature", "top_p", "max_new_tokens", "max_sequence", "seed", "bootstrap", "kl_temperature"}
-BESIDE = {"skipped_long_pairs", "skipped_long_prompts", "training_reward", *SETTINGS}
+BESIDE = {"skipped_long_pairs", "equal_tokens_pairs", "skipped_long_prompts", "training_reward", *SETTINGS}
 """What else the report says."""
 
 

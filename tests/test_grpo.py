@@ -29,7 +29,8 @@ REPORT = (
     "trainable_parameters first_loss final_loss mean_reward mean_kl policy_loss max_new_tokens temperature top_p seed rank alpha "
     "targets layers learning_rate accumulation chat_template precision history log_probabilities"
 ).split()
-BESIDE = {"unknown_tokens", "warning", "empty_completions"}
+ROWS = {"shortest_tokens", "median_tokens", "longest_tokens", "special_strings", "rewritten_texts", "unknown_tokens"}
+BESIDE = {*ROWS, "warning", "empty_completions"}
 """What else the report says."""
 HISTORY = (
     "iteration groups completions mean_reward reward_spread mean_kl policy_loss mean_completion_tokens flat_groups truncated entropy "
@@ -147,7 +148,7 @@ def test_words_that_the_tokenizer_does_not_know_are_counted_in_the_report_and_na
     prompts("the otter cries .", "the otter and the quokka")
     found = run("grpo", reward="length", max_new_tokens=2, empty_completions="score").report
     assert found["unknown_tokens"] == 4
-    assert "4 tokens are unknown to the tokenizer: otter (2), and (1), quokka (1)\n" in capsys.readouterr().err
+    assert "4 of 9 tokens (44.4%) are unknown to the tokenizer: otter (2), and (1), quokka (1)\n" in capsys.readouterr().err
 
 
 def test_a_run_in_which_no_completion_ends_and_all_rewards_are_equal_says_so_in_the_report(

@@ -32,7 +32,10 @@ REPORT = (
     "mean_final_epoch_loss accuracy tied_pairs mean_chosen_score mean_rejected_score mean_score_margin rank alpha targets layers "
     "learning_rate accumulation batch chat_template precision"
 ).split()
-BESIDE = {"unknown_tokens", "seed"}
+ROWS = {"shortest_tokens", "median_tokens", "longest_tokens", "equal_tokens", "unknown_tokens"}
+WHO = ("the child", "the friend", "the guest", "the brother", "the sister")
+NOTES = {"special_strings", "rewritten_texts", "opened_otherwise", "merged_tokens"}
+BESIDE = {*ROWS, *NOTES, "seed"}
 """What else the report says."""
 
 
@@ -197,7 +200,32 @@ def test_words_that_the_tokenizer_does_not_know_are_counted_in_the_report_and_na
 ):
     pairs(("please breathe otters .", "just leave otters now otters ."), ("please wait .", "quokkas"))
     assert run("reward", epochs=1).report["unknown_tokens"] == 4
-    assert "4 tokens are unknown to the tokenizer: otters (3), quokkas (1)\n" in capsys.readouterr().err
+    assert " are unknown to the tokenizer: otters (3), quokkas (1)\n" in capsys.readouterr().err
+
+
+def test_of_ten_pairs_one_states_no_preference_four_are_too_long_and_five_are_trained_on(
+    based_project: Path, capsys: pytest.CaptureFixture[str]
+):
+    short = [{"prompt": f"{who} stumbles.", "chosen": " please rest.", "rejected": " just leave now."} for who in WHO]
+    long = [{**row, "prompt": "please rest. " * 200} for row in short[:4]]
+    same = {"prompt": "the child cries.", "chosen": " please rest.", "rejected": " please rest."}
+    path = layout.DATA / "ten.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in (*short, *long, same)))
+    validated = run("validate", pairs=path.as_posix(), heldout_fraction=0).report
+    assert (validated["pairs_rows"], validated["equal_sides"], validated["pairs"]) == (10, 1, 9)
+    capsys.readouterr()
+    found = run("reward", max_sequence=128, epochs=1, accumulation=5).report
+    assert (found["pairs"], found["trained_pairs"], found["skipped_long"], found["equal_tokens"]) == (9, 5, 4, 0)
+    assert found["first_loss"] == 0.6931471824645996
+    assert found["longest_tokens"] <= 128
+    assert "skipped 4 pairs longer than max_sequence 128: pair 5, 6, 7, 8" in capsys.readouterr().err.splitlines()
+
+
+def test_pairs_that_the_tokenizer_cannot_tell_apart_are_dropped_and_counted(validated_project: Path, capsys: pytest.CaptureFixture[str]):
+    pairs(("please rest.", "just leave now."), ("otters", "quokkas"))
+    found = run("reward", epochs=1).report
+    assert (found["pairs"], found["trained_pairs"], found["skipped_long"], found["equal_tokens"]) == (2, 1, 0, 1)
+    assert "dropped 1 pairs whose sides are the same tokens as rendered: pair 1" in capsys.readouterr().err.splitlines()
 
 
 def test_the_recorded_run_learns_its_eight_calm_pairs(based_project: Path):

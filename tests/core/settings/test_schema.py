@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from stages.core.settings.schema import at_least, build_one_of, finite_above_zero, neighbour, not_empty, setting, show
+from stages.core.settings.schema import at_least, build_one_of, finite_above_zero, leaves, neighbour, not_empty, setting, show
 
 
 @dataclass(frozen=True)
@@ -202,3 +202,32 @@ def test_a_key_of_the_other_shape_is_told_whose_it_is():
 
 def test_a_long_value_is_repeated_in_part():
     assert show("x" * 500) == '"' + "x" * 59 + "..."
+
+
+@dataclass(frozen=True)
+class Names:
+    first: str | None = setting(not_empty("a name is expected"))
+    last: str = setting()
+
+
+@dataclass(frozen=True)
+class Nested:
+    names: Names = setting()
+    count: int = setting()
+
+
+def test_a_mapping_within_a_section_is_read_and_checked_as_one():
+    assert build_one_of((Nested,), "data", {"names": {"first": None, "last": "b"}, "count": 1}).value == Nested(Names(None, "b"), 1)
+    assert leaves(Nested) == {"names.first", "names.last", "count"}
+    assert build_one_of((Nested,), "data", {"names": {"first": "", "lst": "b"}, "count": "x"}).problems == [
+        "data.names.lst is not a setting; did you mean data.names.last?",
+        'data.names.first: a name is expected (found "")',
+        "data.names.last is missing: set it in conf/data/ or with python -m stages.compose data.names.last=...",
+        'data.count: expected a whole number, found "x" (a text)',
+    ]
+    assert build_one_of((Nested,), "data", {"names": "x", "count": 1}).problems == [
+        'data.names: expected a mapping of settings, found "x" (a text)'
+    ]
+    assert build_one_of((Nested,), "data", {"count": 1}).problems == [
+        "data.names is missing: set it in conf/data/ or with python -m stages.compose data.names=..."
+    ]
