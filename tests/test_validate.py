@@ -359,6 +359,31 @@ def test_it_starts_in_under_a_second_and_shows_a_bar_on_a_terminal(project: Path
     assert all(f"{name}: " in told for name in ("reading prompts", "reading pairs", "inspecting", "writing")), told
 
 
+@pytest.mark.slow
+def test_ten_times_the_rows_cost_about_ten_times_the_time_and_their_memory(project: Path):
+    """A million short pairs are to take 1.5 GB at most; the README says what they take, and how long."""
+    (project / "stages").symlink_to(ROOT / "stages")
+    write_params({**SETTINGS, "pairs": "data/many.jsonl", "near_duplicates": 1000})
+    seconds, peak = [], []
+    for rows in (20_000, 200_000):
+        with (layout.DATA / "many.jsonl").open("w") as stream:
+            for row in range(rows):
+                stream.write(
+                    json.dumps({"prompt": f"what is {row}", "chosen": f"it is {row * 7919 % rows}", "rejected": f"no {row}"}) + "\n"
+                )
+        process = subprocess.Popen(
+            [sys.executable, "-m", "stages.validate"], cwd=project, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0
+        seconds.append(used.ru_utime)
+        peak.append(used.ru_maxrss / 1024)
+    # Processor time, which other processes change little; the start, 0.1 s, counts for the smaller one.
+    assert seconds[1] < 13 * seconds[0], seconds
+    assert peak[1] < 1500 * 200_000 / 1_000_000, peak
+
+
 def terminal(project: Path) -> str:
     """What the stage writes to a terminal."""
     ours, its = pty.openpty()

@@ -68,9 +68,10 @@ def test_no_prompt_and_no_side_has_two_begin_tokens(begins: bool, chat_template:
     rendered = renderer(chat_template, begins=begins, template=template)
     # A rendered template has what it wrote, raw text what the tokenizer puts there.
     begin = int(begins) if expected is None else expected
-    for ids in (rendered.prompt("the child"), *rendered.pair(Pair("the child", "is calm", "harsh"))):
-        assert ids.count(BEGIN) == begin
-        assert (ids[0] == BEGIN) == bool(begin)
+    for prompt in ("the child", (Message("user", "the child"),), "<s> the child"):
+        for ids in (rendered.prompt(prompt), *rendered.pair(Pair(prompt, "is calm", "harsh"))):
+            assert ids.count(BEGIN) == begin
+            assert (ids[0] == BEGIN) == bool(begin)
 
 
 @pytest.mark.parametrize(

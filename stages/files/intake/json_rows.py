@@ -35,7 +35,7 @@ class Document:
 
     def place(self, *field: str | int) -> str:
         """path:line:column of the text, or of one of its values where it has it."""
-        return self.at(_offset(strict_json.starts(self.text), field))
+        return self.at(_offset(strict_json.starts(self.text, depth=len(field)), field))
 
     def name(self, *field: str | int) -> str:
         """The row, or its field, in a message."""
