@@ -38,8 +38,10 @@ def main(params: Params) -> Document:
         of_prompts = inspection.inspect_prompts(prompts.rows, advance)
         of_pairs = inspection.inspect_pairs(pairs.rows, advance)
     _require_preferences(pairs, of_pairs)
-    prompt_rows = _divided("prompts", prompts.rows, range(len(prompts.rows)), data)
-    pair_rows = _divided("pairs", pairs.rows, of_pairs.kept, data)
+    _require_texts(prompts, of_prompts.findings, len(prompts.rows))
+    _require_texts(pairs, of_pairs.findings, len(of_pairs.kept))
+    prompt_rows = _divided("prompts", prompts, range(len(prompts.rows)), data)
+    pair_rows = _divided("pairs", pairs, of_pairs.kept, data)
     prompt_findings, pair_findings = _compared([prompt_rows, pair_rows], data.near_duplicates)
     prompt_findings = of_prompts.findings + prompt_findings
     pair_findings = of_pairs.findings + pair_findings
@@ -50,7 +52,6 @@ def main(params: Params) -> Document:
         **_sizes(prompts, prompt_rows, data.near_duplicates),
         **_sizes(pairs, pair_rows, data.near_duplicates),
         "implicit_prompts": pairs.implicit_prompts,
-        "pairs_without_prompt": sum(pairs.rows[index].prompt is None for index in of_pairs.kept),
         "heldout_fraction": data.heldout_fraction,
         # null where near ones were not looked for
         **{f"{key}_{name}": None for name in ("prompts", "pairs") for key in (leakage.NEAR_DUPLICATE, leakage.NEAR_LEAKED)},
@@ -106,22 +107,37 @@ def _require_preferences(pairs: PairSet, inspected: InspectedPairs) -> None:
         )
 
 
-def _divided(name: str, rows: Sequence[Any], kept: Sequence[int], data: Data) -> Divided:
+def _require_texts(found: RowSet, findings: Sequence[Finding], rows: int) -> None:
+    """Raises DataError where every row holds messages that were written as a string: one of them may be meant so, all are not."""
+    for finding in findings:
+        if finding.key.startswith(inspection.STRINGIFIED) and finding.count == rows:
+            raise DataError(
+                f"{found.place(finding.first[0].row)}: every row holds a list of messages written as one string, as where a table without "
+                "lists was saved; lists are expected; write them as JSONL or Parquet"
+            )
+
+
+def _divided(name: str, found: RowSet, kept: Sequence[int], data: Data) -> Divided:
     """The rows on both sides, their numbers told; raises DataError where nothing is left to train on."""
-    split = splits.split(rows, kept, data.heldout_fraction, data.seed)
+    split = splits.split(found.rows, kept, data.heldout_fraction, data.seed)
     if not split.train:
         raise DataError(
             f"data.heldout_fraction: {data.heldout_fraction} holds out all {len(kept)} {name}, so there is nothing to train on; "
             "at least one must be left; lower it, or add rows"
         )
     say(f"{name}: {len(split.train)} to train on, {len(split.heldout)} held out")
-    return Divided(name, rows, split)
+    if data.heldout_fraction and not split.heldout:
+        say(f"{name}: of so few rows the hash holds out none at {data.heldout_fraction}, so evaluate will have nulls; see data.seed")
+    return Divided(name, found.rows, found.place, split)
 
 
 def _compared(files: Sequence[Divided], most: int) -> list[list[Finding]]:
     """What the rows of each file have in common with others; where `most` is 0 no row is looked at for near ones."""
     findings = [[leakage.leaked(file, files)] for file in files]
     if most:
+        for file in files:
+            if most < (rows := len(file.split.train) + len(file.split.heldout)):
+                say(f"{file.name}: near duplicates are looked for among the first {most} of {rows} (data.near_duplicates)")
         with bar(2 * sum(len(file.first(most)) for file in files), "near duplicates") as advance:
             near = [leakage.near_duplicates(file, most, advance) for file in files]
             for found, repeated, leaked in zip(findings, near, leakage.near_leaked(files, most, advance), strict=True):
@@ -132,8 +148,8 @@ def _compared(files: Sequence[Divided], most: int) -> list[list[Finding]]:
 def _tell(found: RowSet, findings: Sequence[Finding]) -> None:
     """Says how the file was read, what of it is not, and what is suspect in it."""
     say(f"{found.path}: read as {found.format}, its texts as {found.texts}")
-    for key in found.unread:
-        say(f"{found.path}: {key} is not a key that is read here; its value changes nothing")
+    for remark in found.remarks:
+        say(f"{found.path}: {remark}")
     for finding in findings:
         if finding.count:
             say(finding.line(found.place))

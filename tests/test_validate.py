@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared" / "data"
 OUTPUTS = (layout.TRAIN_PROMPTS, layout.HELDOUT_PROMPTS, layout.TRAIN_PAIRS, layout.HELDOUT_PAIRS, layout.report("validate"))
 COUNTS = (
-    *("duplicate_prompts", "damaged_prompts", "prompts_as_text", "leaked_prompts", "near_duplicate_prompts", "near_leaked_prompts"),
-    *("equal_sides", "duplicate_pairs", "swapped_pairs", "refusal_sides", "length_imbalance", "damaged_texts", "texts_as_messages"),
+    *("duplicate_prompts", "damaged_prompts", "stringified_prompts", "leaked_prompts", "near_duplicate_prompts", "near_leaked_prompts"),
+    *("equal_sides", "duplicate_pairs", "swapped_pairs", "refusal_sides", "length_imbalance", "damaged_pairs", "stringified_pairs"),
     *("leaked_pairs", "near_duplicate_pairs", "near_leaked_pairs"),
 )
 PAIR = {"positive": "the sea is calm", "negative": "the sea is harsh"}
@@ -99,11 +99,11 @@ def test_the_rows_of_both_files_are_written_once_and_the_report_counts_them(proj
         "pairs_texts": "strings",
         "near_looked_at_pairs": 0,
         "implicit_prompts": 0,
-        "pairs_without_prompt": 20,
         "heldout_fraction": 0.3,
         **{key: None if key.startswith("near_") else 0 for key in COUNTS},
+        "pairs_without_prompt": 20,
         "diversity": 44 / 200,
-        "first_rows": {},
+        "first_rows": {"pairs_without_prompt": [f"data/pairs.json:1 pairs[{index}]" for index in range(3)]},
     }
     assert all(len(rows) > 0 for rows in (*prompts, *pairs))
 
@@ -292,9 +292,12 @@ def test_near_ones_are_looked_for_among_the_first_rows_and_said(project: Path, c
         "near_looked_at_pairs": 3,
     }
     assert (report["near_duplicate_prompts"], report["near_leaked_prompts"]) == (1, 0)
-    assert report["first_rows"]["near_duplicate_prompts"] == ["data/prompts.json:1 prompts[1]"]
+    assert report["first_rows"]["near_duplicate_prompts"] == ["data/prompts.json:1 prompts[1] like data/prompts.json:1 prompts[0]"]
     said = capsys.readouterr().err.splitlines()
-    assert "near_duplicate_prompts: 1 are nearly an earlier one, kept: data/prompts.json:1 prompts[1]" in said
+    assert (
+        "near_duplicate_prompts: 1 (are nearly an earlier one, kept): data/prompts.json:1 prompts[1] like data/prompts.json:1 prompts[0]"
+        in said
+    )
     assert validate.main(params(heldout_fraction=0, near_duplicates=100)).report["near_duplicate_prompts"] == 2
 
 
@@ -313,7 +316,7 @@ def test_the_report_names_the_first_rows_of_each_finding(project: Path):
     write_prompts([*(f"prompt {number}" for number in range(20)), *["prompt 3"] * 5])
     report = validate.main(params()).report
     assert report["duplicate_prompts"] == 5
-    assert report["first_rows"] == {"duplicate_prompts": [f"data/prompts.json:1 prompts[{index}]" for index in (20, 21, 22)]}
+    assert report["first_rows"]["duplicate_prompts"] == [f"data/prompts.json:1 prompts[{index}]" for index in (20, 21, 22)]
 
 
 def test_files_of_other_formats_shapes_and_names_give_the_same_rows(project: Path):
@@ -336,6 +339,24 @@ def test_a_column_that_neither_file_has_is_refused(project: Path):
         "data.columns.prompt: neither file has a column question; a file's own name is expected; correct it, or set it to null",
         "data.columns.rejected: neither file has a column bad; a file's own name is expected; correct it, or set it to null",
     ]
+
+
+def test_a_file_in_which_every_row_is_messages_written_as_a_string_is_refused_and_one_such_row_is_not(project: Path):
+    messages = json.dumps([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+    write_pairs([{"positive": messages, "negative": "c"}, {"positive": "d", "negative": messages}])
+    with pytest.raises(DataError, match=r"^data/pairs.json:1 pairs\[0\]: every row holds a list of messages written as one string, "):
+        validate.main(params(heldout_fraction=0))
+    write_pairs([{"positive": messages, "negative": "c"}, {"positive": "d", "negative": "e"}])
+    assert validate.main(params(heldout_fraction=0)).report["stringified_pairs"] == 1
+
+
+def test_a_split_that_holds_out_nothing_by_chance_is_told(project: Path, capsys: pytest.CaptureFixture[str]):
+    write_prompts(["one"])
+    assert validate.main(params(heldout_fraction=1e-9)).report["heldout_prompts"] == 0
+    said = "prompts: of so few rows the hash holds out none at 1e-09, so evaluate will have nulls; see data.seed"
+    assert said in capsys.readouterr().err.splitlines()
+    validate.main(params(heldout_fraction=0))
+    assert "nulls" not in capsys.readouterr().err
 
 
 def test_of_many_problems_twenty_are_told_and_the_rest_counted_on_stderr(project: Path):
@@ -371,16 +392,16 @@ def test_ten_times_the_rows_cost_about_ten_times_the_time_and_their_memory(proje
                 stream.write(
                     json.dumps({"prompt": f"what is {row}", "chosen": f"it is {row * 7919 % rows}", "rejected": f"no {row}"}) + "\n"
                 )
-        process = subprocess.Popen(
-            [sys.executable, "-m", "stages.validate"], cwd=project, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        # In between, a small process: what this one holds would count for its child.
+        program = (
+            "import subprocess, resource, sys; subprocess.run([sys.executable, '-m', 'stages.validate'], check=True, capture_output=True)"
         )
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        assert process.returncode == 0
-        seconds.append(used.ru_utime)
-        peak.append(used.ru_maxrss / 1024)
-    # Processor time, which other processes change little; the start, 0.1 s, counts for the smaller one.
-    assert seconds[1] < 13 * seconds[0], seconds
+        program += "; used = resource.getrusage(resource.RUSAGE_CHILDREN); print(used.ru_utime, used.ru_maxrss / 1024)"
+        done = subprocess.run([sys.executable, "-c", program], cwd=project, capture_output=True, text=True, check=True)
+        for numbers, number in zip((seconds, peak), done.stdout.split(), strict=True):
+            numbers.append(float(number))
+    # Processor time, which other processes can double; were it to grow with the square, it would be a hundred times.
+    assert seconds[1] < 25 * seconds[0], seconds
     assert peak[1] < 1500 * 200_000 / 1_000_000, peak
 
 

@@ -5,7 +5,7 @@ text also falls on one side. Sides count as equal only when they are the same te
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -39,6 +39,9 @@ MESSAGES_AS_TEXT = re.compile(r"""\s*\[\s*\{\s*['"](?:role|content|from|value)['
 WORD = re.compile(r"\w+")
 
 
+STRINGIFIED = "stringified"
+
+
 class Place(NamedTuple):
     """A row, and what of it is meant where that is not the whole."""
 
@@ -55,11 +58,11 @@ class Finding:
     count: int = 0
     first: list[Place] = field(default_factory=list)
 
-    def add(self, row: int, what: str = "") -> None:
-        """Counts one more."""
+    def add(self, row: int, what: str | Callable[[], str] = "") -> None:
+        """Counts one more; what has to be found out is asked of the first rows alone."""
         self.count += 1
         if len(self.first) < NAMED:
-            self.first.append(Place(row, what))
+            self.first.append(Place(row, what if isinstance(what, str) else what()))
 
     def places(self, place: Callable[[int], str]) -> list[str]:
         """The first rows, as `place` names them."""
@@ -68,7 +71,7 @@ class Finding:
     def line(self, place: Callable[[int], str]) -> str:
         """Key, count, meaning, and the first rows."""
         rest = self.count - len(self.first)
-        return f"{self.key}: {self.count} {self.meaning}: {', '.join(self.places(place))}{f' and {rest} more' if rest > 0 else ''}"
+        return f"{self.key}: {self.count} ({self.meaning}): {', '.join(self.places(place))}{f' and {rest} more' if rest > 0 else ''}"
 
 
 class Words:
@@ -107,7 +110,7 @@ def inspect_prompts(rows: Sequence[Prompt], advance: Callable[[], object]) -> In
     """What is suspect in prompts; `advance` is called for each."""
     duplicates = Finding("duplicate_prompts", "repeat an earlier prompt, kept")
     damaged = Finding("damaged_prompts", "hold U+FFFD, which stands for bytes that could not be read, kept")
-    as_text = Finding("prompts_as_text", "read as a list of messages written as one text, kept as that text")
+    as_text = Finding(f"{STRINGIFIED}_prompts", "a list of messages written as one string, kept as that string")
     seen: set[str] = set()
     words = Words()
     for index, row in enumerate(rows):
@@ -130,8 +133,9 @@ def inspect_pairs(rows: Sequence[Pair], advance: Callable[[], object]) -> Inspec
     swapped = Finding("swapped_pairs", "prefer what an earlier pair rejects, kept")
     refusals = Finding("refusal_sides", "read as refusals to answer, kept")
     imbalance = Finding("length_imbalance", f"have a side more than {IMBALANCE} times as long as the other, in characters, kept")
-    damaged = Finding("damaged_texts", "hold U+FFFD, which stands for bytes that could not be read, kept")
-    as_text = Finding("texts_as_messages", "read as a list of messages written as one text, kept as that text")
+    damaged = Finding("damaged_pairs", "hold U+FFFD, which stands for bytes that could not be read, kept")
+    without_prompt = Finding("pairs_without_prompt", "have no prompt, kept")
+    as_text = Finding(f"{STRINGIFIED}_pairs", "a list of messages written as one string, kept as that string")
     seen: set[tuple[str | None, str, str]] = set()
     words = Words()
     kept = []
@@ -152,17 +156,17 @@ def inspect_pairs(rows: Sequence[Pair], advance: Callable[[], object]) -> Inspec
         if longer > IMBALANCE * shorter:
             imbalance.add(index)
         texts = {"prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected}
-        is_damaged = REPLACEMENT in words.add(*texts.values())
-        for what, text in texts.items():
-            if text is None:
-                continue
-            if what != "prompt" and reads_as_refusal(text if isinstance(text, str) else text[-1].content):
+        joined = words.add(*texts.values())
+        for what, side in (("chosen", pair.chosen), ("rejected", pair.rejected)):
+            if reads_as_refusal(side if isinstance(side, str) else side[-1].content):
                 refusals.add(index, what)
-            if is_damaged and REPLACEMENT in _joined(text):
-                damaged.add(index, what)
-            if _is_messages(text):
-                as_text.add(index, what)
-    return InspectedPairs([equal, duplicates, swapped, refusals, imbalance, damaged, as_text], words, kept)
+        if REPLACEMENT in joined:
+            damaged.add(index, _which(texts, lambda text: REPLACEMENT in _joined(text)))
+        if stringified := _which(texts, _is_messages):
+            as_text.add(index, stringified)
+        if pair.prompt is None:
+            without_prompt.add(index)
+    return InspectedPairs([equal, without_prompt, duplicates, swapped, refusals, imbalance, damaged, as_text], words, kept)
 
 
 def diversity(words: Sequence[Words]) -> float:
@@ -176,6 +180,11 @@ def reads_as_refusal(text: str) -> bool:
     if text.lstrip()[:1] not in FIRST:
         return False
     return REFUSAL.match(text[:200].strip().replace("\u2019", "'")) is not None
+
+
+def _which(texts: Mapping[str, Text | None], test: Callable[[Text], bool]) -> str:
+    """The names of the texts that pass."""
+    return " and ".join(name for name, text in texts.items() if text is not None and test(text))
 
 
 def _characters(text: Text) -> int:

@@ -6,13 +6,13 @@ split's hash cannot see. Training rows of both files count, since evaluate takes
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from stages.files.inspection import Finding
 from stages.files.near_duplicates import NearIndex
 from stages.files.records import Pair, Prompt
 from stages.files.splits import Split, flat, identity
-
 
 NEAR_DUPLICATE = "near_duplicate"
 NEAR_LEAKED = "near_leaked"
@@ -23,6 +23,8 @@ class Divided(NamedTuple):
 
     name: str
     rows: Sequence[Prompt | Pair]
+    place: Callable[[int], str]
+    """Where the row at an index stands in the file."""
     split: Split
 
     def first(self, most: int) -> list[int]:
@@ -46,8 +48,8 @@ def near_duplicates(file: Divided, most: int, advance: Callable[[], object]) -> 
     index, seen = NearIndex(), set[str]()
     for row in file.first(most):
         text = _whole(file.rows[row])
-        if text not in seen and index.find(text, add_as=row) is not None:
-            found.add(row)
+        if text not in seen and (like := index.find(text, add_as=row)) is not None:
+            found.add(row, partial(_like, file, like))
         seen.add(text)
         advance()
     return found
@@ -57,20 +59,28 @@ def near_leaked(files: Sequence[Divided], most: int, advance: Callable[[], objec
     """By file, among the first `most` rows of each, held-out rows that are near to a training row of any."""
     sides = {file.name: set(file.split.heldout) for file in files}
     training = NearIndex()
-    texts = dict.fromkeys(
-        text for file in files for row in file.first(most) if row not in sides[file.name] for text in identity(file.rows[row])
-    )
-    for number, text in enumerate(texts):
-        training.find(text, add_as=number)
+    trained: list[tuple[Divided, int]] = []
+    for file in files:
+        for row in file.first(most):
+            if row not in sides[file.name]:
+                for text in identity(file.rows[row]):
+                    training.find(text, add_as=len(trained))
+                    trained.append((file, row))
     findings = []
     for file in files:
         found = Finding(f"{NEAR_LEAKED}_{file.name}", "are held out, and nearly trained on in their prompt or, without one, a side")
         for row in file.first(most):
-            if row in sides[file.name] and any(training.find(text) is not None for text in identity(file.rows[row])):
-                found.add(row)
+            if row in sides[file.name]:
+                like = next((like for text in identity(file.rows[row]) if (like := training.find(text)) is not None), None)
+                if like is not None:
+                    found.add(row, partial(_like, *trained[like]))
             advance()
         findings.append(found)
     return findings
+
+
+def _like(file: Divided, row: int) -> str:
+    return f"like {file.place(row)}"
 
 
 def _whole(row: Prompt | Pair) -> str:

@@ -8,7 +8,7 @@ from stages.files import inspection
 from stages.files.inspection import Finding, Words
 from stages.files.records import Message, Pair, Prompt
 
-NO_PROMPT_FINDINGS = {"duplicate_prompts": [], "damaged_prompts": [], "prompts_as_text": []}
+NO_PROMPT_FINDINGS = {"duplicate_prompts": [], "damaged_prompts": [], "stringified_prompts": []}
 
 
 def named(findings: list[Finding]) -> dict[str, list[str]]:
@@ -31,7 +31,16 @@ def turns(*texts: str) -> tuple[Message, ...]:
 
 def test_a_clean_set_has_every_count_and_none_above_zero():
     assert of_prompts("a", "b") == NO_PROMPT_FINDINGS
-    keys = ("equal_sides", "duplicate_pairs", "swapped_pairs", "refusal_sides", "length_imbalance", "damaged_texts", "texts_as_messages")
+    keys = (
+        "equal_sides",
+        "pairs_without_prompt",
+        "duplicate_pairs",
+        "swapped_pairs",
+        "refusal_sides",
+        "length_imbalance",
+        "damaged_pairs",
+        "stringified_pairs",
+    )
     assert of_pairs(("p", "a b", "c d")) == {key: [] for key in keys}
 
 
@@ -64,19 +73,19 @@ def test_sides_that_differ_in_whitespace_alone_are_no_swap_of_themselves():
 def test_each_side_that_reads_as_a_refusal_is_counted():
     found = of_pairs((None, "I'm sorry, but no.", "As an AI, I do not"), (None, "Sure", "I cannot help with that"))
     assert found["refusal_sides"] == ["0 chosen", "0 rejected", "1 rejected"]
-    assert inspection.inspect_pairs([Pair(None, "b", turns("q", "Sorry, no"))], lambda: None).findings[3].places(str) == ["0 rejected"]
+    assert inspection.inspect_pairs([Pair(None, "b", turns("q", "Sorry, no"))], lambda: None).findings[4].places(str) == ["0 rejected"]
 
 
 def test_text_that_was_damaged_before_is_counted_by_the_text_that_holds_it():
     assert of_prompts("a", "b \ufffd")["damaged_prompts"] == ["1"]
     found = of_pairs(("p", "a", "b"), ("\ufffd", "a\ufffd", "b"), (None, "c", turns("\ufffd", "d")))
-    assert found["damaged_texts"] == ["1 prompt", "1 chosen", "2 rejected"]
+    assert found["damaged_pairs"] == ["1 prompt and chosen", "2 rejected"]
 
 
 @pytest.mark.parametrize("text", ['[{"role": "user", "content": "a"}]', " [ {'content': 'a', 'role': 'user'}]", '[{"from": "human"}]'])
 def test_a_list_of_messages_that_was_written_as_a_text_is_counted(text: str):
-    assert of_prompts("a", text)["prompts_as_text"] == ["1"]
-    assert of_pairs(("p", "a", text))["texts_as_messages"] == ["0 rejected"]
+    assert of_prompts("a", text)["stringified_prompts"] == ["1"]
+    assert of_pairs(("p", "a", text))["stringified_pairs"] == ["0 rejected"]
 
 
 @pytest.mark.parametrize("text", ["[1]", '[{"a": 1}]', "a [{'role': 'user'}]", '{"role": "user"}'])
@@ -153,7 +162,7 @@ def test_a_finding_names_its_first_rows_and_counts_the_rest():
     finding = Finding("k", "are odd")
     for row in range(3):
         finding.add(row)
-    assert finding.line("q:{}".format) == "k: 3 are odd: q:0, q:1, q:2"
+    assert finding.line("q:{}".format) == "k: 3 (are odd): q:0, q:1, q:2"
     finding.add(3)
     finding.add(4, "chosen")
-    assert finding.line("q:{}".format) == "k: 5 are odd: q:0, q:1, q:2 and 2 more"
+    assert finding.line("q:{}".format) == "k: 5 (are odd): q:0, q:1, q:2 and 2 more"

@@ -17,7 +17,7 @@ WORDS = "the child guest friend drops breaks hides finds a red green cup plate p
 
 def divided(name: str, rows: list[Prompt] | list[Pair], heldout: list[int]) -> Divided:
     train = [index for index in range(len(rows)) if index not in heldout]
-    return Divided(name, rows, Split(array("q", train), array("q", heldout)))
+    return Divided(name, rows, f"{name}:{{}}".format, Split(array("q", train), array("q", heldout)))
 
 
 def rows(finding: Finding) -> list[int]:

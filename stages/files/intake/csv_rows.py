@@ -12,6 +12,9 @@ from stages.core.errors import DataError
 from stages.files.intake import utf8
 from stages.files.intake.rows import CSV, Row, Table, dotted
 
+SHOWN = 80
+"""How many characters of a header a message repeats."""
+
 DELIMITERS = ",;\t"
 """What may stand between fields; the header tells which."""
 
@@ -52,7 +55,7 @@ def delimiter(header: str, columns: Collection[str]) -> str | None:
     return None
 
 
-def read(path: Path, columns: Collection[str], expected: str) -> Table:
+def read(path: Path, columns: Collection[str]) -> Table:
     """The rows of a CSV file, read as they are asked for.
 
     Raises DataError where it is not UTF-8, or its header names a column twice or none of the columns; a broken record is a
@@ -65,8 +68,11 @@ def read(path: Path, columns: Collection[str], expected: str) -> Table:
         first += 1
     between = delimiter(header_line, columns)
     if between is None:
+        shown = header_line.strip()
+        shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
         raise DataError(
-            f"{path}:{first}:1: the header is {header_line.strip()!r:.80}; {expected} is expected; name a column so, or see data.columns"
+            f"{path}:{first}:1: the first line is {shown!r}; JSON, or a CSV header that names {' or '.join(columns)}, is expected; "
+            "rename a column, or name one with data.columns"
         )
     header = [name.strip() for name in next(csv.reader([header_line], delimiter=between))]
     twice = sorted({name for name in header if header.count(name) > 1})

@@ -33,7 +33,7 @@ def open_table(path: Path, form: str | None, key: str, columns: Collection[str],
             case "jsonl":
                 return json_rows.read_lines(path)
             case "csv":
-                return csv_rows.read(path, columns, expected)
+                return csv_rows.read(path, columns)
             case _:
                 return parquet_rows.read(path)
     except OSError as error:
@@ -64,5 +64,8 @@ def _detected(path: Path, head: bytes, key: str, columns: Collection[str]) -> st
         return JSONL if json_rows.is_lines(path, first, key, columns) else JSON
     if start in (b"", b"["):
         return JSON if start else JSONL
-    first_line = head.lstrip().split(b"\n", 1)[0].decode(errors="replace")
-    return CSV if csv_rows.delimiter(first_line, columns) else JSON
+    first = head.lstrip().split(b"\n", 1)[0].decode(errors="replace").rstrip("\r")
+    if csv_rows.delimiter(first, columns):
+        return CSV
+    value = json_rows.lenient(first)
+    return JSONL if isinstance(value, str) else CSV if value is None else JSON

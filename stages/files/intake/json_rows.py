@@ -79,7 +79,14 @@ def read_document(path: Path, key: str, columns: Collection[str], expected: str)
     try:
         value = strict_json.parse(document.text)
     except FlawedError as flawed:
-        raise DataError(_located(document, flawed)) from None
+        if not flawed.is_sound:
+            raise DataError(_located(document, flawed)) from None
+        return _table(document, flawed.value, key, columns, expected)._replace(problems=tuple(_located(document, flawed)))
+    return _table(document, value, key, columns, expected)
+
+
+def _table(document: Document, value: Any, key: str, columns: Collection[str], expected: str) -> Table:
+    path = document.path
     if isinstance(value, list):
         return _list(document, value, (), {}, None)
     top = Row(value, document, 0)
@@ -100,14 +107,22 @@ def is_lines(path: Path, first: str, key: str, columns: Collection[str]) -> bool
     Where that line is an object by itself it is a row, unless it holds the whole set under `key`, or is all there is and has
     no column. Where it is broken, the file is JSON if it is so as a whole, or if no other line is a row.
     """
-    value = _lenient(first)
+    value = lenient(first)
     if isinstance(value, dict):
         filled = (line for line in utf8.lines(path) if line.text.strip() or line.problem)
         return key not in value and (any(column in value for column in columns) or len(list(islice(filled, 2))) == 2)
-    if _lenient(path.read_bytes().removeprefix(utf8.BOM).decode(errors="replace")) is not None:
+    if lenient(path.read_bytes().removeprefix(utf8.BOM).decode(errors="replace")) is not None:
         return False
-    values = (_lenient(line.text) for line in utf8.lines(path))
+    values = (lenient(line.text) for line in utf8.lines(path))
     return any(isinstance(value, dict) and any(column in value for column in columns) for value in values)
+
+
+def lenient(text: str) -> Any:
+    """The value of a JSON text, whatever else is wrong with it; None where its syntax is."""
+    try:
+        return strict_json.LENIENT.decode(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _list(document: Document, items: list[Any], keys: Keys, beside: Mapping[str, Any], top: Row | None) -> Table:
@@ -133,13 +148,6 @@ def _lines(path: Path) -> Iterator[Row]:
                 yield Row(strict_json.parse(line.text), document, line.number, line.size)
             except FlawedError as flawed:
                 yield Row(None, document, line.number, line.size, tuple(_located(document, flawed)))
-
-
-def _lenient(text: str) -> Any:
-    try:
-        return strict_json.LENIENT.decode(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _offset(starts: Mapping[Keys, int], field: Keys) -> int:

@@ -53,6 +53,8 @@ class Table(NamedTuple):
     """What stands beside the rows, at the top of one JSON object."""
     top: Row | None
     """That object; None where there is none."""
+    problems: tuple[str, ...] = ()
+    """What is wrong with the file beside its rows."""
 
 
 def dotted(*parts: str | int) -> str:

@@ -47,10 +47,11 @@ class RowSet:
     numbers: Sequence[int]
     """Of each row, what `label` takes."""
     label: Callable[[int], str]
-    unread: tuple[str, ...]
-    """Keys that held something, and that nothing reads."""
+    remarks: tuple[str, ...]
+    """What a user should know of how the file was read: keys that nothing reads, columns that are kept."""
     mapped: frozenset[str]
     """The keys of data.columns whose columns the file has."""
+    rows: Sequence[Prompt | Pair]
 
     def place(self, index: int) -> str:
         """Where the row at this index stands in the file."""
@@ -84,7 +85,8 @@ def read_prompts(path: Path, form: str = AUTO, columns: Columns = NOTHING) -> Pr
     reading = _Reading(path, form, "prompts", columns, (PROMPT,), PROMPT_SHAPES)
     rows: list[Prompt] = []
     for row in reading.rows():
-        alone = reading.table.format == JSON and not isinstance(row.value, dict)  # a text in a list of them
+        # a text in a list, or a string on a line
+        alone = not isinstance(row.value, dict) if reading.table.format == JSON else isinstance(row.value, str)
         name = PROMPT if alone else reading.names(row)[PROMPT]
         if not alone and reading.lacks(row, (name,)):
             continue
@@ -124,6 +126,10 @@ def read_pairs(path: Path, form: str = AUTO, columns: Columns = NOTHING) -> Pair
             continue
         implicit += shared
         rows.append(Pair(prompt, chosen, rejected, own, further))
+    if reading.columns_kept and not any(pair.prompt is not None for pair in rows):
+        reading.remarks.append(
+            f"no pair has a prompt; where a further column ({', '.join(reading.columns_kept)}) is it, data.columns.prompt names it"
+        )
     return PairSet(**reading.finished(rows, f"pair set {trait_name or path} contains no pairs"), rows=rows, implicit_prompts=implicit)
 
 
@@ -132,7 +138,8 @@ class _Reading:
 
     def __init__(self, path: Path, form: str, key: str, columns: Columns, needed: Sequence[str], expected: str) -> None:
         self.columns = {role: name for role, name in columns.items() if name is not None}
-        known = {*needed, *(SIDES[1] if PROMPT not in needed else ()), *(self.columns[role] for role in needed if role in self.columns)}
+        mapped = (self.columns[role] for role in needed if role in self.columns)
+        known = (*mapped, *needed, *(SIDES[1] if PROMPT not in needed else ()))
         self.table: Table = open_table(path, form if form in FORMATS else None, key, known, expected)
         self.form = form
         self.key = key
@@ -142,6 +149,14 @@ class _Reading:
         self.numbers = array("q")
         self.mapped: dict[str, str] | None = None
         self.kinds: set[str] = set()
+        self.remarks: list[str] = []
+        self.columns_kept: dict[str, None] = {}
+        self.moved: set[str] = set()
+        """Columns that are kept under another name, since data.columns names another in their stead."""
+        self.lacking: dict[tuple[str, ...], list[int]] = {}
+        """Where in the problems each set of absent columns is told of, and how many more rows it is absent from."""
+        self.taken_as_strings = 0
+        """Strings that read as transcripts, and are not taken for those since the format is named."""
         self.strings: dict[str, bool] = {}
         """Whether the strings of prompts, and those of sides, are transcripts."""
 
@@ -170,12 +185,14 @@ class _Reading:
         if not isinstance(row.value, dict):
             self.problems.append(f"{row.place()}: {row.name()} is {described(row.value)}; {expected}; write it as one, or remove it")
             return True
-        absent = [name for name in names if name not in row.value]
-        self.problems += [
-            f"{row.place()}: {row.name(name)} is missing, the row has {listed(row.value)}; {expected}; add it, rename a key, "
-            "or name another with data.columns"
-            for name in absent
-        ]
+        absent = tuple(name for name in names if name not in row.value)
+        if absent and absent in self.lacking:
+            self.lacking[absent][1] += 1
+        elif absent:
+            self.lacking[absent] = [len(self.problems), 0]
+            what = f"{' and '.join(map(row.name, absent))} {'is' if len(absent) == 1 else 'are'} missing"
+            advice = "add it, rename a key, or name another with data.columns"
+            self.problems.append(f"{row.place()}: {what}, the row has {listed(row.value)}; {expected}; {advice}")
         return bool(absent)
 
     def text(self, row: Row, role: str, *field: str, empty: str = EMPTY, answered: bool) -> Text | None:
@@ -191,7 +208,10 @@ class _Reading:
         if not isinstance(text, str):
             self.kinds.add(MESSAGES)
             return text
-        found = self.form not in FORMATS and is_transcript(text)
+        found = is_transcript(text)
+        if found and self.form in FORMATS:
+            self.taken_as_strings += 1
+            found = False
         # Sides that follow a transcript may be bare answers.
         expected = self.strings.setdefault(
             column, found or (self.form == TRANSCRIPTS and not (column == "side" and PROMPT in self.strings))
@@ -209,17 +229,25 @@ class _Reading:
             return None
 
     def further(self, row: Row, names: Mapping[str, str]) -> Mapping[str, Any]:
-        """The columns of the row beside those named; one that is called as ours are, and is not read, is a problem."""
-        extra = {key: value for key, value in row.value.items() if key not in names.values()}
+        """The columns of the row beside those named; one called as ours are, which data.columns reads another for, gets a new name."""
+        extra = {}
+        sides = {name for style in SIDES for name in style} if CHOSEN in names else set()
+        for key, value in row.value.items():
+            if key in names.values():
+                continue
+            if key in sides and not {CHOSEN, REJECTED} & set(self.mapped or ()):
+                self.problems.append(
+                    f"{row.place(key)}: {row.name(key)} stands beside {names[CHOSEN]} and {names[REJECTED]}; a side has one name; "
+                    "remove or rename it, or say with data.columns which are read"
+                )
+            if key in names:
+                self.moved.add(key)
+                extra[f"source_{key}"] = value
+            else:
+                extra[key] = value
         if not extra:
             return NOTHING
-        sides = {name for style in SIDES for name in style} if CHOSEN in names else set()
-        for key in extra:
-            if key in names or key in sides:
-                read = [names[key]] if key in names and key not in sides else [names[CHOSEN], names[REJECTED]]
-                self.problems.append(
-                    f"{row.place(key)}: {row.name(key)} stands beside {' and '.join(read)}; a text has one name; remove or rename it"
-                )
+        self.columns_kept.update(dict.fromkeys(extra))
         return extra
 
     def trait_name(self, row: Row, value: Any) -> str | None:
@@ -239,20 +267,35 @@ class _Reading:
         table = self.table
         if not self.numbers:
             where = table.top.place(self.key) if table.top is not None else str(table.path)
-            self.problems.append(f"{where}: {none}; at least one is expected; add some")
-        if self.problems:
-            raise DataError(self.problems)
+            empty = "" if table.path.stat().st_size else ", the file is empty"
+            self.problems.append(f"{where}: {none}{empty}; at least one is expected; add some")
+        for place, more in self.lacking.values():
+            self.problems[place] += f"; so in {more} more rows" if more else ""
+        told = {problem.partition(": ")[0] for problem in table.problems}
+        problems = [*table.problems, *(problem for problem in self.problems if problem.partition(": ")[0] not in told)]
+        if problems:
+            raise DataError(problems)
         assert len(rows) == len(self.numbers)
-        unread = [key for key in table.beside if key != TRAIT_NAME or PROMPT in self.needed]
         return {
             "path": table.path,
             "format": table.format,
             "texts": ", ".join(kind for kind in (STRINGS, MESSAGES, TRANSCRIPTS) if kind in self.kinds),
             "numbers": self.numbers,
             "label": table.label,
-            "unread": (*unread, *sorted(f"{key} of messages" for key in self.reader.unread)),
+            "remarks": (*self._remarks(), *self.remarks),
             "mapped": frozenset(self.mapped or ()),
         }
+
+    def _remarks(self) -> Iterator[str]:
+        unread = [key for key in self.table.beside if key != TRAIT_NAME or PROMPT in self.needed]
+        for key in (*unread, *sorted(f"{key} of messages" for key in self.reader.unread)):
+            yield f"{key} is not a key that is read here; its value changes nothing"
+        if self.columns_kept:
+            yield f"further columns, kept beside each row: {', '.join(self.columns_kept)}"
+        for key in sorted(self.moved):
+            yield f"its column {key} is kept as source_{key}, since data.columns names another"
+        if self.taken_as_strings:
+            yield f"{self.taken_as_strings} strings read as transcripts, and are taken as they are, since data.format is {self.form}"
 
     def _refuse_kind(self, row: Row, field: tuple[str, ...], found: bool) -> None:
         if self.form == TRANSCRIPTS:
@@ -262,5 +305,5 @@ class _Reading:
         else:
             what = "reads as a transcript, and the first" if found else "is no transcript, and the first"
             what += f" of its column {'does not' if found else 'is one'}"
-            what += "; all or none are expected; mend it, or name the file's format with data.format, which takes strings as they are"
+            what += "; all or none are expected; mend it, or set data.format, for both files, to take strings as they are"
         self.problems.append(f"{row.place(*field)}: {row.name(*field)} {what}")

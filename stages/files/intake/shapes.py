@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from stages.files import transcript
 from stages.files.records import ASSISTANT, CHOSEN, PROMPT, REJECTED, SYSTEM, USER, Conversation, Message, Text
+from stages.files.splits import normalised
 
 
 class ShapeError(ValueError):
@@ -107,7 +108,10 @@ def _shared(one: Conversation, other: Conversation) -> Conversation:
 
 
 def _repeats(shared: Conversation, given: Text) -> bool:
+    """Whether a prompt is the beginning that was found, or its last turn, but for whitespace around it and the form of its Unicode."""
     if isinstance(given, str):
-        return bool(shared) and shared[-1].content == given
+        return bool(shared) and normalised(shared[-1].content) == normalised(given)
     turns = [message for message in shared if message.role != SYSTEM or given[0].role == SYSTEM]
-    return turns[: len(given)] == list(given)
+    return [(role, normalised(content)) for role, content in turns[: len(given)]] == [
+        (role, normalised(content)) for role, content in given
+    ]

@@ -28,11 +28,14 @@ class Flaw(NamedTuple):
 
 
 class FlawedError(ValueError):
-    """A text that is not strict JSON: its one break in syntax, or else every other flaw that it has."""
+    """A text that is not strict JSON: its one break in syntax, or else every other flaw that it has, and what it holds all the same."""
 
-    def __init__(self, flaws: list[Flaw]) -> None:
+    def __init__(self, flaws: list[Flaw], value: Any = None, is_sound: bool = False) -> None:
         super().__init__("; ".join(flaw.phrase for flaw in flaws))
         self.flaws = flaws
+        self.value = value
+        self.is_sound = is_sound
+        """Whether the syntax is, so that there is a value."""
 
 
 def parse(text: str) -> Any:
@@ -47,12 +50,12 @@ def parse(text: str) -> Any:
         raise FlawedError([Flaw(0, "the JSON is nested too deeply; rows of a few levels are expected; flatten it")]) from None
     except _SuspectError:
         try:
-            LENIENT.decode(text)
+            value = LENIENT.decode(text)
         except json.JSONDecodeError as error:
             raise FlawedError([_syntax(error, text)]) from None
     _, flaws = _walk(text)
     if flaws:
-        raise FlawedError(flaws)
+        raise FlawedError(flaws, value, is_sound=True)
     return value
 
 
@@ -102,6 +105,10 @@ def _syntax(error: json.JSONDecodeError, text: str) -> Flaw:
         )
     found = json.dumps(rest, ensure_ascii=not rest.isprintable()) if rest else "the end"
     reason = error.msg[0].lower() + error.msg[1:]
+    if text[: error.pos].rstrip().endswith(",") and rest[:1] in ("]", "}", ""):
+        reason = "a comma after the last item"
+    elif error.msg.startswith("Invalid control character"):
+        reason = "a line end or another control character as it is inside a string, where JSON has \\n and the like"
     return Flaw(error.pos, f"broken JSON: {reason}, found {found}; one whole JSON value is expected; mend it here")
 
 

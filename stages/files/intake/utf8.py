@@ -27,6 +27,10 @@ def require_text(path: Path, head: bytes) -> None:
     for magic, name in _COMPRESSED.items():
         if head.startswith(magic):
             raise DataError(f"{path}: the file is compressed ({name}); a JSON, JSONL, CSV or Parquet file is expected; unpack it first")
+    if head.startswith(b"ARROW1"):
+        raise DataError(
+            f"{path}: the file is Arrow's own format; JSON, JSONL, CSV or Parquet is expected; write it as Parquet, with to_parquet"
+        )
     if head.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in head[:4]:
         raise DataError(f"{path}:1:1: the file is UTF-16 or UTF-32; {CURE}")
 

@@ -179,7 +179,7 @@ def test_the_format_is_seen_from_the_content_and_may_be_named(file: Path, conten
         ('{"prompts": ["a"]}', "jsonl", "rows:1:1: prompt is missing, the row has the keys prompts; "),
         ("prompt\na\n", "jsonl", "rows:1:1: broken JSON: "),
         ("prompt\na\n", "json", "rows:1:1: broken JSON: "),
-        ('{"prompt": "a"}', "csv", 'rows:1:1: the header is \'{"prompt": "a"}\'; '),
+        ('{"prompt": "a"}', "csv", 'rows:1:1: the first line is \'{"prompt": "a"}\'; '),
         ('{"prompt": "a"}', "parquet", "rows: data.format is parquet, and the file is not Parquet by its first bytes; "),
         (b"PAR1x", "jsonl", "rows: data.format is jsonl, and the file is Parquet by its first bytes; "),
         ("", "parquet", "rows: data.format is parquet, and the file is not Parquet by its first bytes; "),
@@ -192,12 +192,17 @@ def test_a_file_that_is_not_in_the_format_named_is_refused(file: Path, content: 
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (gzip.compress(b'{"prompt": "a"}'), "rows: the file is compressed (gzip); "),
+        (gzip.compress(b'{"prompt": "a"}', mtime=0), "rows: the file is compressed (gzip); "),
         (b"PK\x03\x04abc", "rows: the file is compressed (zip); "),
         ('{"prompt": "a"}\n\ufeff{"prompt": "b"}', "rows:2:1: a byte-order mark stands inside the file, as where two files were joined; "),
         ('{"prompts": ["a"]} {"prompts": ["b"]}', "rows:1:20: broken JSON: extra data"),
         ('{"prompts": ["a"]}\n{"prompts": ["b"]}', "rows:2:1: broken JSON: extra data"),
-        ("question,answer\na,b\n", "rows:1:1: broken JSON: expecting value"),
+        ("question,answer\na,b\n", "rows:1:1: the first line is 'question,answer'; JSON, or a CSV header that names prompt, is expected; "),
+        (
+            "What is up?\nWhat is down?\n",
+            "rows:1:1: the first line is 'What is up?'; JSON, or a CSV header that names prompt, is expected; ",
+        ),
+        (b"ARROW1\0\0abc", "rows: the file is Arrow's own format; "),
     ],
 )
 def test_a_file_of_no_format_is_refused(file: Path, content: str | bytes, expected: str):
@@ -232,7 +237,56 @@ def test_columns_may_have_other_names_in_either_file(file: Path):
 
 def test_a_name_that_the_first_row_has_must_be_in_every_row(file: Path):
     content = '{"question": "a"}\n{"prompt": "b"}\n{"question": "c", "prompt": "d"}'
-    assert [line.split("; ")[0] for line in refused(sets.read_prompts, write(file, content), "auto", COLUMNS)] == [
-        "rows:2:1: question is missing, the row has the keys prompt",
-        "rows:3:29: prompt stands beside question",
+    (line,) = refused(sets.read_prompts, write(file, content), "auto", COLUMNS)
+    assert line.startswith("rows:2:1: question is missing, the row has the keys prompt; ")
+
+
+def test_a_column_called_as_ours_is_kept_under_another_name_where_data_columns_names_another(file: Path):
+    found = sets.read_prompts(write(file, '{"question": "a", "prompt": "b", "x": 1}'), "auto", COLUMNS)
+    assert found.rows == [Prompt("a", {"source_prompt": "b", "x": 1})]
+    assert found.remarks == (
+        "further columns, kept beside each row: source_prompt, x",
+        "its column prompt is kept as source_prompt, since data.columns names another",
+    )
+    content = '{"prompt": "p", "good": "a", "bad": "b", "chosen": "c", "positive": "d"}'
+    assert sets.read_pairs(write(file, content), "auto", COLUMNS).rows == [
+        Pair("p", "a", "b", None, {"source_chosen": "c", "positive": "d"})
     ]
+
+
+def test_absent_columns_are_told_once_with_how_many_more_rows_lack_them(file: Path):
+    content = '{"chosen": "a"}\n{"chosen": "b"}\n{"x": 1}\n{"chosen": "a", "rejected": ""}\n{"chosen": "c"}\n'
+    lines = refused(sets.read_pairs, write(file, content))
+    assert [line.split("; ")[0] for line in lines] == [
+        "rows:1:1: rejected is missing, the row has the keys chosen",
+        "rows:3:1: chosen and rejected are missing, the row has the keys x",
+        "rows:4:29: rejected is empty",
+    ]
+    assert lines[0].endswith("; so in 2 more rows")
+    assert "more rows" not in lines[1]
+
+
+def test_pairs_of_which_none_has_a_prompt_are_told_of_the_columns_that_might_be_it(file: Path):
+    content = '{"question": "q", "chosen": "a", "rejected": "b"}'
+    assert sets.read_pairs(write(file, content)).remarks[-1] == (
+        "no pair has a prompt; where a further column (question) is it, data.columns.prompt names it"
+    )
+    assert len(sets.read_pairs(write(file, content.replace("question", "prompt").replace("}", ', "id": 1}'))).remarks) == 1
+
+
+def test_strings_that_read_as_transcripts_are_told_of_where_the_format_is_named(file: Path):
+    content = json.dumps({"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: a\n\nAssistant: c"})
+    assert sets.read_pairs(write(file, content), "jsonl").remarks == (
+        "2 strings read as transcripts, and are taken as they are, since data.format is jsonl",
+    )
+
+
+def test_an_empty_file_is_called_so(file: Path):
+    assert refused(sets.read_pairs, write(file, "")) == [
+        "rows: pair set rows contains no pairs, the file is empty; at least one is expected; add some"
+    ]
+
+
+def test_prompts_may_be_strings_on_lines(file: Path):
+    found = sets.read_prompts(write(file, '"a"\n"b, c"\n'))
+    assert (found.rows, found.format, found.place(1)) == ([Prompt("a"), Prompt("b, c")], "jsonl", "rows:2")

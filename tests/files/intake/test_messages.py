@@ -162,7 +162,7 @@ def test_a_mixed_file_is_refused_row_by_row_and_null_is_never_a_text(file: Path)
 
 def test_keys_of_messages_that_hold_something_are_told(file: Path):
     file.write_text(json.dumps({"prompt": [{**U1, "name": "x", "tool_calls": [], "weight": None}]}))
-    assert sets.read_prompts(file).unread == ("name of messages",)
+    assert sets.read_prompts(file).remarks == ("name of messages is not a key that is read here; its value changes nothing",)
 
 
 HH = "\n\nHuman: one\n\nAssistant: {}"
