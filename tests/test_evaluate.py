@@ -182,8 +182,8 @@ def test_long_rows_are_skipped_whole_counted_and_named(trained_project: Path, ca
     assert found["reward_gain_low"] is None  # one prompt says nothing of the spread
     assert {row["prompt"] for row in samples()} == {"the guest cries."}
     said = capsys.readouterr().err
-    assert "skipped 1 prompts longer than max_sequence 6: prompt 0\n" in said
-    assert "skipped 1 pairs longer than max_sequence 6: pair 0\n" in said
+    assert "skipped 1 prompts longer than max_sequence 6, of up to 7 tokens: prompt 0\n" in said
+    assert "skipped 1 pairs longer than max_sequence 6, of up to 12 tokens: pair 0\n" in said
 
 
 def test_a_refused_run_leaves_every_earlier_output_as_it_was(trained_project: Path):

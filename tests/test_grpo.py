@@ -125,7 +125,7 @@ def test_a_prompt_at_the_limit_is_kept_and_a_longer_one_skipped_whole(validated_
     found = run("grpo", reward="length", max_sequence=6, max_new_tokens=4, empty_completions="score").report
     assert (found["prompts"], found["trained_prompts"], found["skipped_long"], found["planned_steps"]) == (3, 2, 1, 2)
     said = capsys.readouterr().err
-    assert "skipped 1 prompts longer than max_sequence 6: prompt 2\n" in said
+    assert "skipped 1 prompts longer than max_sequence 6, of up to 7 tokens: prompt 2\n" in said
     assert "prompt 2 sampling" not in said
 
 

@@ -167,7 +167,7 @@ def test_a_pair_is_skipped_when_only_its_rejected_side_is_too_long_and_kept_at_t
     pairs((rest, "just leave now ."), (rest, "you must leave now ."), ("please rest gently . .", rest), ("please rest .", rest))
     document = run("reward", max_sequence=6, epochs=1)
     assert (document.report["pairs"], document.report["trained_pairs"], document.report["skipped_long"]) == (4, 2, 2)
-    assert "skipped 2 pairs longer than max_sequence 6: pair 1, 2\n" in capsys.readouterr().err
+    assert "skipped 2 pairs longer than max_sequence 6, of up to 7 tokens: pair 1, 2\n" in capsys.readouterr().err
 
 
 def test_skipped_pairs_change_nothing_in_what_is_trained(validated_project: Path):
@@ -217,8 +217,11 @@ def test_of_ten_pairs_one_states_no_preference_four_are_too_long_and_five_are_tr
     found = run("reward", max_sequence=128, epochs=1, accumulation=5).report
     assert (found["pairs"], found["trained_pairs"], found["skipped_long"], found["equal_tokens"]) == (9, 5, 4, 0)
     assert found["first_loss"] == 0.6931471824645996
-    assert found["longest_tokens"] <= 128
-    assert "skipped 4 pairs longer than max_sequence 128: pair 5, 6, 7, 8" in capsys.readouterr().err.splitlines()
+    assert found["shortest_tokens"] <= 128 < 400 < found["longest_tokens"]
+    assert (
+        f"skipped 4 pairs longer than max_sequence 128, of up to {found['longest_tokens']} tokens: pair 5, 6, 7, 8"
+        in capsys.readouterr().err.splitlines()
+    )
 
 
 def test_pairs_that_the_tokenizer_cannot_tell_apart_are_dropped_and_counted(validated_project: Path, capsys: pytest.CaptureFixture[str]):

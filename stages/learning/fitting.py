@@ -141,20 +141,22 @@ def _named(what: str, indexes: Sequence[int]) -> str:
 
 
 def _kept(section: str, what: str, lengths: Mapping[int, int], max_sequence: int, purpose: str) -> tuple[list[int], dict[str, int]]:
-    """Indexes of the rows within the limit, and figures of their lengths; raises TrainingError where all rows are beyond it.
+    """Indexes of the rows within the limit, and figures of the lengths of all; raises TrainingError where all rows are beyond it.
 
     A pair's length is its longer side's.
     """
     kept = [index for index, length in lengths.items() if length <= max_sequence]
     skipped = [index for index, length in lengths.items() if length > max_sequence]
     if skipped:
-        say(f"skipped {len(skipped)} {what}s longer than max_sequence {max_sequence}: {_named(what, skipped)}")
+        longest = max(lengths[index] for index in skipped)
+        say(f"skipped {len(skipped)} {what}s longer than max_sequence {max_sequence}, of up to {longest} tokens: {_named(what, skipped)}")
     if skipped and not kept:
         raise TrainingError(
             f"{section}.max_sequence: every {what} is longer than the sequence limit, so there is nothing to {purpose} "
             f"(the shortest has {min(lengths.values())} tokens, the limit is {max_sequence})"
         )
-    ranked = sorted(lengths[index] for index in kept) or [0]
     if kept:
+        ranked = sorted(lengths[index] for index in kept)
         say(f"{len(ranked)} {what}s of {ranked[0]} to {ranked[-1]} tokens, median {ranked[len(ranked) // 2]}")
-    return kept, {"shortest_tokens": ranked[0], "median_tokens": ranked[len(ranked) // 2], "longest_tokens": ranked[-1]}
+    every = sorted(lengths.values()) or [0]
+    return kept, {"shortest_tokens": every[0], "median_tokens": every[len(every) // 2], "longest_tokens": every[-1]}

@@ -32,12 +32,15 @@ def test_a_prompt_at_the_limit_is_kept_and_one_beyond_it_is_skipped_whole(render
     assert found.ids == [[BEGIN, *ids(words(4))], [BEGIN, *ids(words(3))]]
     assert found.indexes == [1, 3]
     assert found.skipped_long == 2
-    assert "skipped 2 prompts longer than max_sequence 5: prompt 0, 2" in capsys.readouterr().err.splitlines()
+    assert "skipped 2 prompts longer than max_sequence 5, of up to 51 tokens: prompt 0, 2" in capsys.readouterr().err.splitlines()
 
 
 def test_of_many_skipped_prompts_five_are_named_and_the_rest_counted(renderer, capsys):
     fitting_prompts("grpo", prompts("the", *[words(9)] * 7), renderer, 4)
-    assert "skipped 7 prompts longer than max_sequence 4: prompt 1, 2, 3, 4, 5 and 2 more" in capsys.readouterr().err.splitlines()
+    assert (
+        "skipped 7 prompts longer than max_sequence 4, of up to 10 tokens: prompt 1, 2, 3, 4, 5 and 2 more"
+        in capsys.readouterr().err.splitlines()
+    )
 
 
 def test_nothing_is_said_of_skipping_where_every_prompt_fits(renderer, capsys):
@@ -78,7 +81,7 @@ def test_a_pair_is_skipped_when_either_side_alone_is_too_long(renderer, capsys, 
     assert found.pairs == [([BEGIN, *ids(words(4)), END], [BEGIN, *ids(words(3)), END])]
     assert (found.indexes, found.skipped_long) == ([1], 1)
     said = capsys.readouterr().err.splitlines()
-    assert "skipped 1 pairs longer than max_sequence 6: pair 0" in said
+    assert "skipped 1 pairs longer than max_sequence 6, of up to 11 tokens: pair 0" in said
     assert "1 pairs of 6 to 6 tokens, median 6" in said
     assert f"first chosen '<s> the the the the </s>' = {[BEGIN, *ids(words(4)), END]}" in said
     assert f"first rejected '<s> the the the </s>' = {[BEGIN, *ids(words(3)), END]}" in said
@@ -132,10 +135,10 @@ def test_known_words_are_not_worth_a_line(renderer, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_the_report_has_the_lengths_of_what_fits_and_the_notes_by_rows(renderer):
+def test_the_report_has_the_lengths_of_all_rows_and_the_notes_by_rows(renderer):
     found = fitting_prompts("grpo", prompts(words(9), "the </s> child </s>", words(4), words(3)), renderer, 8)
     # <s>, two words, and twice the three pieces of what is no end token here: 9 tokens, too long
-    assert found.figures == {"shortest_tokens": 4, "median_tokens": 5, "longest_tokens": 5, "special_strings": 1, "rewritten_texts": 0}
+    assert found.figures == {"shortest_tokens": 4, "median_tokens": 9, "longest_tokens": 10, "special_strings": 1, "rewritten_texts": 0}
     pairs = [Pair(None, "the </s>", "</s>"), Pair("the", "child", "the child"), Pair(None, "the  child", "the child")]
     assert fitting_pairs("reward", pairs, renderer, 9).figures == {
         "equal_tokens": 1,
