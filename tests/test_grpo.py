@@ -29,7 +29,7 @@ REPORT = (
     "trainable_parameters first_loss final_loss mean_reward mean_kl policy_loss max_new_tokens temperature top_p seed rank alpha "
     "targets layers learning_rate accumulation chat_template precision history log_probabilities"
 ).split()
-ROWS = {"shortest_tokens", "median_tokens", "longest_tokens", "special_strings", "rewritten_texts", "unknown_tokens"}
+ROWS = {"shortest_tokens", "median_tokens", "longest_tokens", "special_strings", "labels_in_texts", "rewritten_texts", "unknown_tokens"}
 BESIDE = {*ROWS, "warning", "empty_completions"}
 """What else the report says."""
 HISTORY = (

@@ -295,7 +295,7 @@ def test_near_ones_are_looked_for_among_the_first_rows_and_said(project: Path, c
     assert report["first_rows"]["near_duplicate_prompts"] == ["data/prompts.json:1 prompts[1] like data/prompts.json:1 prompts[0]"]
     said = capsys.readouterr().err.splitlines()
     assert (
-        "near_duplicate_prompts: 1 (are nearly an earlier one, kept): data/prompts.json:1 prompts[1] like data/prompts.json:1 prompts[0]"
+        "near_duplicate_prompts: 1 (nearly repeat an earlier row, kept): data/prompts.json:1 prompts[1] like data/prompts.json:1 prompts[0]"
         in said
     )
     assert validate.main(params(heldout_fraction=0, near_duplicates=100)).report["near_duplicate_prompts"] == 2

@@ -1,9 +1,14 @@
 """What a run can refuse, one class per cause that a caller may catch."""
 
+import re
 from collections.abc import Sequence
 
 SHOWN = 20
 """How many problems of one input are written out; the rest are counted."""
+
+
+_UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+"""What would break a line, or speak to the terminal."""
 
 
 class LeashError(Exception):
@@ -17,7 +22,7 @@ class LeashError(Exception):
 
     def lines(self) -> list[str]:
         """The problems as lines without line breaks of their own: the first 20, then a count of the rest."""
-        shown = [" ".join(problem.split("\n")) for problem in self.problems[:SHOWN]]
+        shown = [_UNSEEN.sub(_escaped, problem.replace("\n", " ")) for problem in self.problems[:SHOWN]]
         rest = len(self.problems) - len(shown)
         return [*shown, f"... and {rest} more problems"] if rest else shown
 
@@ -46,3 +51,7 @@ class DeviceError(LeashError):
 
 class TrainingError(LeashError):
     """A run that cannot start or go on: nothing to train on, no room for the warm-up, a number that is not finite."""
+
+
+def _escaped(character: re.Match[str]) -> str:
+    return ascii(character[0])[1:-1]

@@ -32,9 +32,23 @@ class Divided(NamedTuple):
         return sorted([*self.split.train, *self.split.heldout])[:most]
 
 
+def steps(files: Sequence[Divided], most: int) -> int:
+    """How often `compare` will call `advance`."""
+    return 2 * sum(len(file.first(most)) for file in files)
+
+
+def compare(files: Sequence[Divided], most: int, advance: Callable[[], object]) -> list[list[Finding]]:
+    """By file, what its rows have in common with others; near texts among the first `most` rows of each, where that is not 0."""
+    exact = [leaked(file, files) for file in files]
+    if not most:
+        return [[finding] for finding in exact]
+    repeated = [near_duplicates(file, most, advance) for file in files]
+    return [list(findings) for findings in zip(exact, repeated, near_leaked(files, most, advance), strict=True)]
+
+
 def leaked(file: Divided, files: Sequence[Divided]) -> Finding:
     """Held-out rows of which a training row of any of the files has the prompt or, where they have none, a side."""
-    found = Finding(f"leaked_{file.name}", "are held out, and trained on in their prompt or, without one, a side")
+    found = Finding(f"leaked_{file.name}", "are held out, though a training row has the same prompt, or without one a side")
     trained = {text for other in files for row in other.split.train for text in identity(other.rows[row])}
     for row in file.split.heldout:
         if not trained.isdisjoint(identity(file.rows[row])):
@@ -44,12 +58,14 @@ def leaked(file: Divided, files: Sequence[Divided]) -> Finding:
 
 def near_duplicates(file: Divided, most: int, advance: Callable[[], object]) -> Finding:
     """Among the first `most` rows, those that are near to an earlier one and not the same."""
-    found = Finding(f"{NEAR_DUPLICATE}_{file.name}", "are nearly an earlier one, kept")
+    found = Finding(f"{NEAR_DUPLICATE}_{file.name}", "nearly repeat an earlier row, kept")
     index, seen = NearIndex(), set[str]()
     for row in file.first(most):
         text = _whole(file.rows[row])
-        if text not in seen and (like := index.find(text, add_as=row)) is not None:
-            found.add(row, partial(_like, file, like))
+        if text not in seen:
+            if (like := index.find(text)) is not None:
+                found.add(row, partial(_like, file, like))
+            index.add(row, text)
         seen.add(text)
         advance()
     return found
@@ -64,11 +80,13 @@ def near_leaked(files: Sequence[Divided], most: int, advance: Callable[[], objec
         for row in file.first(most):
             if row not in sides[file.name]:
                 for text in identity(file.rows[row]):
-                    training.find(text, add_as=len(trained))
+                    training.add(len(trained), text)
                     trained.append((file, row))
     findings = []
     for file in files:
-        found = Finding(f"{NEAR_LEAKED}_{file.name}", "are held out, and nearly trained on in their prompt or, without one, a side")
+        found = Finding(
+            f"{NEAR_LEAKED}_{file.name}", "are held out, though a training row has nearly the same prompt, or without one a side"
+        )
         for row in file.first(most):
             if row in sides[file.name]:
                 like = next((like for text in identity(file.rows[row]) if (like := training.find(text)) is not None), None)
@@ -85,4 +103,4 @@ def _like(file: Divided, row: int) -> str:
 
 def _whole(row: Prompt | Pair) -> str:
     texts = (row.prompt,) if isinstance(row, Prompt) else (row.prompt, row.chosen, row.rejected)
-    return "\n".join(flat(text, whole=True) for text in texts if text is not None)
+    return "\n".join(flat(text) for text in texts if text is not None)  # a system turn that all share would make all alike

@@ -1,8 +1,8 @@
 """Which rows are held out: a hash of the prompt decides, so no prompt stands on both sides and no row moves another.
 
-The prompt is hashed after Unicode normalisation (NFC) and without whitespace around it, so that two spellings of one prompt
-fall on one side; the text itself is kept as it was. The prompts file and the pairs file are split by the same hash: what is
-held out of the one is not trained on from the other, where the pairs have prompts.
+The prompt is hashed after Unicode normalisation (NFC), with one kind of line end and without whitespace around it, so that
+two spellings of one prompt fall on one side; the text itself is kept as it was. The prompts file and the pairs file are split
+by the same hash: what is held out of the one is not trained on from the other, where the pairs have prompts.
 """
 
 import hashlib
@@ -25,8 +25,8 @@ class Split(NamedTuple):
 
 
 def normalised(text: str) -> str:
-    """The text in NFC, without whitespace around it: what two spellings of one text share."""
-    return unicodedata.normalize("NFC", text).strip()
+    """The text in NFC, its lines ended by line feeds, without whitespace around it: what two spellings of one text share."""
+    return unicodedata.normalize("NFC", text.replace("\r\n", "\n") if "\r" in text else text).strip()
 
 
 def flat(text: Text, whole: bool = False) -> str:

@@ -13,24 +13,32 @@ SPEAKERS = {"Human": USER, "Assistant": ASSISTANT}
 OPEN_ANSWER = "\n\nAssistant:"
 """What a prompt ends with, for an answer to follow."""
 
-_TURN = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
+_TURN = re.compile(r"(?:\A\s*|\r?\n\r?\n)(Human|Assistant):")
+_LATER = re.compile(r"\r?\n\r?\n(?:Human|Assistant):")
 _LABELS = {role: speaker for speaker, role in SPEAKERS.items()}
 
 
 def is_transcript(text: str) -> bool:
     """Whether a text reads as a transcript: its first turn is labelled after a blank line, or the label stands first and more follow."""
     first = _TURN.match(text)
-    return first is not None and (text.startswith("\n\n") or _TURN.search(text, first.end()) is not None)
+    if first is None:
+        return False
+    return text.count("\n", 0, first.start(1)) > 1 or _LATER.search(text, first.end()) is not None
+
+
+def holds_label(content: str) -> bool:
+    """Whether a turn's own text holds a label, so that written into a transcript it reads as other turns."""
+    return _LATER.search(content) is not None
 
 
 def parse(text: str) -> list[Message]:
-    """The turns of a transcript, without the whitespace around each; what is no transcript has none.
+    """The turns of a text that begins with a label, without the whitespace around each; of any other text none.
 
     A last turn without a word is kept: whether it is a prompt's open answer or a missing one, the caller knows.
     """
-    labels = list(_TURN.finditer(text))
-    if not labels or labels[0].start() != 0:
+    if _TURN.match(text) is None:
         return []
+    labels = list(_TURN.finditer(text))
     ends = [label.start() for label in labels[1:]] + [len(text)]
     return [Message(SPEAKERS[label[1]], text[label.end() : end].strip()) for label, end in zip(labels, ends, strict=True)]
 

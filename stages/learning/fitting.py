@@ -8,6 +8,7 @@ from stages.core.progress import say
 from stages.files.base_record import BaseRecord
 from stages.files.records import Pair, Prompt
 from stages.model.rendering import (
+    LABELS_IN_TEXTS,
     MERGED_TOKENS,
     NOTES,
     OPENED_OTHERWISE,
@@ -25,12 +26,13 @@ TRAIN = "train on"
 
 MEANINGS = {
     SPECIAL_STRINGS: "hold strings of special tokens{}, encoded as text",
+    LABELS_IN_TEXTS: "hold a turn's label, Human: or Assistant:, inside a text{}, which makes other turns of it",
     TRANSCRIPTS: "are conversations, written as Human: and Assistant: turns{}, since no chat template is applied",
     OPENED_OTHERWISE: "have a side that the template opens in another way than the generation marker{}, scored as the template writes it",
-    MERGED_TOKENS: "have a side whose tokens would be others if it and the prompt were one text{}; apart they are, as in sampling",
+    MERGED_TOKENS: "have a side whose tokens would be others if it and the prompt were one text{}; they are encoded apart, as in sampling",
     REWRITTEN_TEXTS: "hold a text that the template leaves out or changes{}",
 }
-PROMPT_NOTES = (SPECIAL_STRINGS, REWRITTEN_TEXTS)
+PROMPT_NOTES = (SPECIAL_STRINGS, LABELS_IN_TEXTS, REWRITTEN_TEXTS)
 PAIR_NOTES = (*PROMPT_NOTES, OPENED_OTHERWISE, MERGED_TOKENS)
 """What the report counts by rows; that conversations are transcripts the chat_template says."""
 
@@ -86,7 +88,7 @@ def fitting_pairs(section: str, pairs: Sequence[Pair], renderer: Renderer, max_s
             f"artifacts/validate: every pair has sides that are the same tokens as rendered, so there is nothing to {purpose}; "
             "sides that differ in what the tokenizer and the template keep are expected; mend the data, or base.chat_template"
         )
-    longest = {index: pair.longest for index, pair in enumerate(encoded) if index not in set(equal)}
+    longest = {index: pair.longest for index, pair in enumerate(encoded) if pair.chosen != pair.rejected}
     kept, lengths = _kept(section, "pair", longest, max_sequence, purpose)
     if kept:
         say(f"first chosen {renderer.shown(encoded[kept[0]].chosen)}")
@@ -119,7 +121,7 @@ def _rendered(what: str, rows: Sequence[R], render: Callable[[R], E], renderer: 
     """Every row rendered, and how many rows each note was called for in; those that were are told with the first rows."""
     found: list[E] = []
     noted: dict[str, list[int]] = {key: [] for key in NOTES}
-    before = renderer.notes.copy()
+    before, special = renderer.notes.copy(), renderer.special.copy()
     for index, row in enumerate(rows):
         found.append(render(row))
         if renderer.notes != before:
@@ -129,7 +131,7 @@ def _rendered(what: str, rows: Sequence[R], render: Callable[[R], E], renderer: 
             before = renderer.notes.copy()
     for key, indexes in noted.items():
         if indexes:
-            strings = f" ({', '.join(sorted(renderer.special))})" if key == SPECIAL_STRINGS else ""
+            strings = f" ({', '.join(sorted(renderer.special - special))})" if key == SPECIAL_STRINGS else ""
             say(f"{len(indexes)} {what}s {MEANINGS[key].format(strings)}: {_named(what, indexes)}")
     return found, {key: len(indexes) for key, indexes in noted.items()}
 

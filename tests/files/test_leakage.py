@@ -1,11 +1,12 @@
 """Near duplicates, and held-out rows that training has seen: against every pair of texts compared one by one."""
 
 import random
+import time
 from array import array
 
 import pytest
 
-from stages.files import leakage, near_duplicates
+from stages.files import leakage
 from stages.files.inspection import Finding
 from stages.files.leakage import Divided
 from stages.files.near_duplicates import NearIndex, shingles, similarity
@@ -28,13 +29,24 @@ def nothing() -> None:
     """Shows no bar."""
 
 
-def test_shingles_are_five_characters_in_a_row_of_words_alone():
+ONE, OTHER = "the child drops the red cup and the guest is calm today", "a friend hides the phone and nothing is fine any more"
+
+
+def test_shingles_are_five_characters_in_a_row_whatever_the_case_and_punctuation():
     # "a b, c!" is "a b c": one shingle; "abcdefg" has three
     assert shingles("A b, C!") == {"a b c"}
     assert shingles("abcdefg") == {"abcde", "bcdef", "cdefg"}
     assert shingles("ab") == {"ab"}
-    assert shingles("...") == shingles("") == {""}
+    assert shingles("Stra\u00dfe.") == shingles("STRASSE") == {"stras", "trass", "rasse"}
     assert similarity(shingles("abcdefg"), shingles("abcdefh")) == 2 / 4
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("12+5", "12-5"), ("x < 3", "x > 3"), ("\U0001f44d", "\U0001f44e"), ("!!!", "???"), ("\u0915\u0940", "\u0915\u093f"), ("a_b", "a b")],
+)
+def test_what_carries_the_meaning_is_no_punctuation(one: str, other: str):
+    assert shingles(one).isdisjoint(shingles(other))
 
 
 @pytest.mark.parametrize(
@@ -48,8 +60,21 @@ def test_shingles_are_five_characters_in_a_row_of_words_alone():
 )
 def test_case_punctuation_and_a_letter_make_no_other_text(text: str, near: bool):
     index = NearIndex()
-    assert index.find("the child drops the red cup and the guest is calm today.", add_as=7) is None
+    index.add(7, f"{ONE}.")
     assert (index.find(text) == 7) == near
+
+
+@pytest.mark.parametrize(("shared", "near"), [(79, False), (80, True), (81, True)])
+def test_texts_are_near_from_four_fifths_of_their_shingles_on(shared: int, near: bool):
+    # Letters of their own plane, none twice: n letters have n - 4 shingles. With 100 in all, of which so many are shared, J = shared / 100.
+    letters = [chr(0x4E00 + number) for number in range(200)]
+    one = "".join(letters[: shared + 4])
+    other = one + "".join(letters[100 : 100 + 100 - shared])
+    assert similarity(shingles(one), shingles(other)) == shared / 100
+    index = NearIndex()
+    index.add(0, one)
+    # Above the threshold, where the bands find 19 of 20; the signatures are a function of the texts, so no chance is left.
+    assert (index.find(other) == 0) == near
 
 
 def test_what_is_found_is_what_comparing_every_pair_finds_but_for_one_in_twenty_at_most():
@@ -60,33 +85,51 @@ def test_what_is_found_is_what_comparing_every_pair_finds_but_for_one_in_twenty_
         texts.append(" ".join(words))
         words[generator.randrange(20)] = generator.choice(WORDS)
         texts.append(" ".join(words))
-    index, found, expected, kept = NearIndex(), 0, 0, []
+    index, found, expected = NearIndex(), 0, 0
+    every = [shingles(text) for text in texts]
     for number, text in enumerate(texts):
-        found += index.find(text, add_as=number) is not None
-        near = any(similarity(shingles(text), other) >= near_duplicates.THRESHOLD for other in kept)
-        expected += near
-        if not near:
-            kept.append(shingles(text))
-    # The seed is fixed, and the signatures are a function of the texts: no chance is left.
+        like = index.find(text)
+        assert like is None or similarity(every[like], every[number]) >= 0.8
+        found += like is not None
+        expected += any(similarity(every[number], other) >= 0.8 for other in every[:number])
+        index.add(number, text)
     assert 100 < 0.95 * expected <= found <= expected
 
 
-def test_a_text_that_is_near_is_not_added_itself():
-    index = NearIndex()
-    one = "the child drops the red cup and the guest is calm today"
-    assert [index.find(text, add_as=number) for number, text in enumerate((one, one + "!", one + "?"))] == [None, 0, 0]
+def test_a_text_is_found_by_what_is_near_it_though_that_was_near_another():
+    # one is near the second and not the third, the second is near the third
+    texts = [f"{ONE} with {end}" for end in ("a plate", "a plate and a key", "a plate and a key and a toy")]
+    assert [similarity(shingles(texts[a]), shingles(texts[b])) >= 0.8 for a, b in ((0, 1), (1, 2), (0, 2))] == [True, True, False]
+    rows_of = [Prompt(text) for text in texts]
+    assert rows(leakage.near_duplicates(divided("prompts", rows_of, []), 3, nothing)) == [1, 2]
+    for train in ([0, 1], [1]):
+        file = divided("prompts", rows_of, [row for row in range(3) if row not in train and row != 0])
+        assert rows(leakage.near_leaked([file], 3, nothing)[0]) == [2]
+
+
+@pytest.mark.slow
+def test_texts_that_share_a_frame_take_no_time_that_grows_with_the_square():
+    generator = random.Random(0)
+    frame = " ".join(generator.choices(WORDS, k=60))
+    seconds = []
+    for count in (1000, 8000):
+        texts = [f"{frame} {generator.getrandbits(200):x}" for _ in range(count)]
+        index, start = NearIndex(), time.process_time()
+        for number, text in enumerate(texts):
+            index.find(text)
+            index.add(number, text)
+        seconds.append(time.process_time() - start)
+    assert seconds[1] < 24 * seconds[0], seconds  # eight times the texts; with the square it would be 64 times
 
 
 def test_near_duplicates_are_the_later_rows_and_no_exact_ones():
-    one = "the child drops the red cup and the guest is calm today"
-    file = divided("prompts", [Prompt(text) for text in (one, one, f"{one}!", "a friend", f"{one} ")], [2])
+    file = divided("prompts", [Prompt(text) for text in (ONE, ONE, f"{ONE}!", "a friend", f"{ONE} ")], [2])
     assert rows(leakage.near_duplicates(file, 5, nothing)) == [2]
     assert rows(leakage.near_duplicates(file, 2, nothing)) == []
 
 
 def test_pairs_are_near_in_all_their_texts_together():
-    one = "the child drops the red cup and the guest is calm today"
-    pairs = [Pair(one, "yes, it is", "no, it is not"), Pair(f"{one}!", "yes, it is", "no, it is not"), Pair(one, "a key", "breaks")]
+    pairs = [Pair(ONE, "yes, it is", "no, it is not"), Pair(f"{ONE}!", "yes, it is", "no, it is not"), Pair(ONE, "a key", "breaks")]
     assert rows(leakage.near_duplicates(divided("pairs", pairs, []), 3, nothing)) == [1]
 
 
@@ -101,11 +144,14 @@ def test_a_held_out_row_leaks_by_its_prompt_and_without_one_by_a_side():
 
 
 def test_a_held_out_row_leaks_nearly_into_either_file():
-    one, other = "the child drops the red cup and the guest is calm today", "a friend hides the phone, and nothing is fine any more"
-    prompts = divided("prompts", [Prompt("a"), Prompt((Message("user", one),)), Prompt(f"{other}!")], [1])
-    pairs = divided("pairs", [Pair(f"{one}?", "x", "y"), Pair(other, "x", "y"), Pair(None, f"{one}.", "z")], [1, 2])
-    found = leakage.near_leaked([prompts, pairs], 3, nothing)
+    system = Message("system", "a system turn that makes no difference, however long it is and whatever else it says of the rest")
+    prompts = divided("prompts", [Prompt("a"), Prompt((system, Message("user", ONE))), Prompt(f"{OTHER}!"), Prompt("no such row")], [1, 3])
+    pairs = divided(
+        "pairs", [Pair(f"{ONE}?", "x", "y"), Pair(OTHER, "x", "y"), Pair(None, f"{ONE}.", "z"), Pair("neither", "x", "y")], [1, 2, 3]
+    )
+    found = leakage.near_leaked([prompts, pairs], 4, nothing)
     assert [(finding.key, rows(finding)) for finding in found] == [("near_leaked_prompts", [1]), ("near_leaked_pairs", [1, 2])]
+    assert [finding.first[0].what for finding in found] == ["like pairs:0", "like prompts:2"]
     assert [rows(finding) for finding in leakage.near_leaked([prompts, pairs], 1, nothing)] == [[], []]
 
 
@@ -118,6 +164,7 @@ def test_the_first_rows_are_those_of_the_file_whichever_side_they_are_on():
 def test_every_row_that_is_looked_at_advances_the_bar():
     calls: list[int] = []
     file = divided("prompts", [Prompt(str(number)) for number in range(6)], [0, 4])
-    leakage.near_duplicates(file, 4, lambda: calls.append(1))
-    leakage.near_leaked([file, file], 4, lambda: calls.append(1))
-    assert len(calls) == 4 + 8
+    for most in (0, 4, 9):
+        calls.clear()
+        leakage.compare([file, file], most, lambda: calls.append(1))
+        assert len(calls) == leakage.steps([file, file], most) == 4 * min(most, 6)

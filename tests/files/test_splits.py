@@ -100,3 +100,7 @@ def test_conversations_of_other_turns_are_other_prompts():
     one, two = (Message("user", "a"), Message("assistant", "b"), Message("user", "c")), (Message("user", "a"), Message("user", "c"))
     assert len({flat(one), flat(two), flat((one[2],)), flat((one[2]._replace(content="c "),))}) == 3
     assert identity(Pair(None, one, two)) == tuple(sorted((flat(one), flat(two))))
+
+
+def test_a_prompt_falls_on_one_side_whatever_ends_its_lines():
+    assert identity(Prompt("one\r\ntwo")) == identity(Prompt("one\ntwo")) != identity(Prompt("one\n\ntwo"))

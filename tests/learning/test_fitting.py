@@ -138,7 +138,14 @@ def test_known_words_are_not_worth_a_line(renderer, capsys):
 def test_the_report_has_the_lengths_of_all_rows_and_the_notes_by_rows(renderer):
     found = fitting_prompts("grpo", prompts(words(9), "the </s> child </s>", words(4), words(3)), renderer, 8)
     # <s>, two words, and twice the three pieces of what is no end token here: 9 tokens, too long
-    assert found.figures == {"shortest_tokens": 4, "median_tokens": 9, "longest_tokens": 10, "special_strings": 1, "rewritten_texts": 0}
+    assert found.figures == {
+        "shortest_tokens": 4,
+        "median_tokens": 9,
+        "longest_tokens": 10,
+        "special_strings": 1,
+        "labels_in_texts": 0,
+        "rewritten_texts": 0,
+    }
     pairs = [Pair(None, "the </s>", "</s>"), Pair("the", "child", "the child"), Pair(None, "the  child", "the child")]
     assert fitting_pairs("reward", pairs, renderer, 9).figures == {
         "equal_tokens": 1,
@@ -146,6 +153,7 @@ def test_the_report_has_the_lengths_of_all_rows_and_the_notes_by_rows(renderer):
         "median_tokens": 6,
         "longest_tokens": 6,
         "special_strings": 1,
+        "labels_in_texts": 0,
         "rewritten_texts": 0,
         "opened_otherwise": 0,
         "merged_tokens": 1,
@@ -171,3 +179,15 @@ def test_pairs_whose_sides_are_the_same_tokens_are_dropped_and_named_and_count_a
         TrainingError, match=r"^artifacts/validate: every pair has sides that are the same tokens as rendered, so there is nothing to"
     ):
         fitting_pairs("reward", pairs[:1], renderer, 6)
+
+
+def test_the_strings_that_are_named_are_those_of_the_rows_told_of(renderer, capsys):
+    fitting_pairs("reward", [Pair(None, "the </s>", "child")], renderer, 9)
+    capsys.readouterr()
+    fitting_prompts("grpo", prompts("the <s>"), renderer, 9)
+    assert "1 prompts hold strings of special tokens (<s>), encoded as text: prompt 0" in capsys.readouterr().err.splitlines()
+
+
+def test_no_pairs_at_all_fit_without_a_word(renderer, capsys):
+    assert fitting_pairs("evaluate", [], renderer, 5, "evaluate on").pairs == []
+    assert capsys.readouterr().err == ""

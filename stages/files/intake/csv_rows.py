@@ -15,6 +15,8 @@ from stages.files.intake.rows import CSV, Row, Table, dotted
 SHOWN = 80
 """How many characters of a header a message repeats."""
 
+_LINE_END = re.compile(r"\r\n|\r|\n")
+
 DELIMITERS = ",;\t"
 """What may stand between fields; the header tells which."""
 
@@ -32,10 +34,9 @@ class Record:
     def place(self, *field: str | int) -> str:
         """path:line:column of the record, or of one of its fields."""
         index = self.header.index(str(field[0])) if field and field[0] in self.header else 0
-        # a quoted field may hold delimiters and line ends, and its quotes doubled
-        fields = list(re.finditer(rf'(?:"(?:[^"]+|"")*"|[^{self.delimiter}\r\n])*(?:{self.delimiter}|\r?\n|\r|\Z)', self.text))
-        before = self.text[: fields[index].start()] if index < len(fields) else ""
-        ends = list(re.finditer(r"\r\n|\r|\n", before))
+        starts = _field_starts(self.text, self.delimiter)
+        before = self.text[: starts[index]] if index < len(starts) else ""
+        ends = list(_LINE_END.finditer(before))
         return f"{self.path}:{self.line + len(ends)}:{len(before) - (ends[-1].end() if ends else 0) + 1}"
 
     def name(self, *field: str | int) -> str:
@@ -43,8 +44,9 @@ class Record:
         return dotted(*field)
 
 
-def delimiter(header: str, columns: Collection[str]) -> str | None:
+def find_delimiter(header: str, columns: Collection[str]) -> str | None:
     """What stands between the fields of a header line that names one of the columns; None where it names none."""
+    _take_any_size()
     for candidate in DELIMITERS:
         try:
             names = next(csv.reader([header], delimiter=candidate), [])
@@ -61,58 +63,79 @@ def read(path: Path, columns: Collection[str]) -> Table:
     Raises DataError where it is not UTF-8, or its header names a column twice or none of the columns; a broken record is a
     row with problems, and where its quotes are broken the last one, since nothing tells where the next begins.
     """
-    csv.field_size_limit(sys.maxsize)  # the module's own limit is 128 KB
-    stream = io.StringIO(utf8.text(path), newline="")
+    _take_any_size()
+    stream = io.StringIO(utf8.read_text(path), newline="")
     first = 1
     while (header_line := stream.readline()) and header_line.isspace():
         first += 1
-    between = delimiter(header_line, columns)
-    if between is None:
+    delimiter = find_delimiter(header_line, columns)
+    if delimiter is None:
         shown = header_line.strip()
         shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
         raise DataError(
             f"{path}:{first}:1: the first line is {shown!r}; JSON, or a CSV header that names {' or '.join(columns)}, is expected; "
             "rename a column, or name one with data.columns"
         )
-    header = [name.strip() for name in next(csv.reader([header_line], delimiter=between))]
+    header = [name.strip() for name in next(csv.reader([header_line], delimiter=delimiter))]
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
         raise DataError(f"{path}:{first}:1: the header names {', '.join(map(repr, twice))} twice; each column once is expected; rename one")
-    return Table(path, CSV, _records(path, stream, first + 1, header, between), lambda line: f"{path}:{line}", {}, None)
+    return Table(path, CSV, _records(path, stream, first + 1, header, delimiter), lambda line: f"{path}:{line}")
 
 
-def _records(path: Path, stream: io.StringIO, line: int, header: Sequence[str], between: str) -> Iterator[Row]:
+def _take_any_size() -> None:
+    csv.field_size_limit(sys.maxsize)  # the module's own limit is 128 KB
+
+
+def _field_starts(text: str, delimiter: str) -> list[int]:
+    """Where each field of a record begins; as the module reads it, a quote opens only at a field's beginning."""
+    between = re.compile(f"{re.escape(delimiter)}|\r|\n")
+    starts, place = [0], 0
+    while True:
+        if text.startswith('"', place):
+            close = text.find('"', place + 1)
+            while close >= 0 and text.startswith('""', close):
+                close = text.find('"', close + 2)
+            if close < 0:
+                return starts
+            place = close + 1
+        found = between.search(text, place)
+        if found is None or found[0] != delimiter:
+            return starts
+        place = found.end()
+        starts.append(place)
+
+
+def _records(path: Path, stream: io.StringIO, first: int, header: Sequence[str], delimiter: str) -> Iterator[Row]:
     taken: list[str] = []
 
-    def physical() -> Iterator[str]:
+    def physical_lines() -> Iterator[str]:
         for line in stream:
             taken.append(line)
             yield line
 
-    reader = csv.reader(physical(), delimiter=between, strict=True)
+    reader = csv.reader(physical_lines(), delimiter=delimiter, strict=True)
+    number = first
     while True:
-        problems: tuple[str, ...] = ()
-        fields: list[str] = []
-        broken = None
         try:
-            fields = next(reader)
-        except StopIteration:
-            return
+            fields, broken = next(reader, None), ""
         except csv.Error as error:
-            broken = str(error)
-        record = Record(path, line, "".join(taken), header, between)
-        line += len(taken)
+            fields, broken = [], str(error)
+        if fields is None:
+            return
+        record = Record(path, number, "".join(taken), header, delimiter)
+        number += len(taken)
         taken.clear()
-        if broken is not None:
-            problems = (f"{path}:{record.line}:1: broken CSV: {broken}; a quote inside a quoted field is written twice; mend the quotes",)
-        elif not fields:  # a blank line; an empty text is quoted
+        if broken:
+            problem = f"{path}:{record.line}:1: broken CSV: {broken}; a quote in a quoted field is doubled, and none stands after its end"
+            yield Row(None, record, record.line, len(record.text), (f"{problem}; mend the quotes",))
+            return  # nothing tells where the next record begins
+        if record.text.isspace():
             continue
-        elif len(fields) != len(header):
+        problems: tuple[str, ...] = ()
+        if len(fields) != len(header):
             problems = (
-                f"{record.place()}: the record has {len(fields)} fields, and the header {len(header)}; as many are expected; "
+                f"{record.place()}: the record has {len(fields)} of the header's {len(header)} fields; as many are expected; "
                 "quote a text that holds the delimiter or a line end",
             )
-        value = dict(zip(header, fields, strict=False))
-        yield Row(value, record, record.line, len(record.text), problems)
-        if broken is not None:
-            return
+        yield Row(dict(zip(header, fields, strict=False)), record, record.line, len(record.text), problems)

@@ -4,8 +4,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from stages.core.errors import DataError
-from stages.files.intake import csv_rows, json_rows, parquet_rows, utf8
-from stages.files.intake.rows import CSV, FORMATS, JSON, JSONL, PARQUET, Table
+from stages.files.intake import csv_rows, json_rows, parquet_rows, rows, utf8
+from stages.files.intake.rows import CSV, JSON, JSONL, PARQUET, Table
 
 HEAD = 1 << 16
 """Bytes of the file that are looked at first."""
@@ -19,20 +19,21 @@ def open_table(path: Path, form: str | None, key: str, columns: Collection[str],
     """
     try:
         head = _head(path)
-        found = form or _detected(path, head, key, columns)
-        if found != PARQUET:
+        is_parquet = head.startswith(parquet_rows.MAGIC)
+        if form is not None and is_parquet != (form == PARQUET):
+            kind = "is" if is_parquet else "is not"
+            raise DataError(f"{path}: data.format is {form}, and the file {kind} Parquet by its first bytes; set it to auto")
+        if not is_parquet:
             utf8.require_text(path, head)
-        if form is not None and (head.startswith(parquet_rows.MAGIC)) != (form == PARQUET):
-            kind = "is" if form != PARQUET else "is not"
-            raise DataError(f"{path}: data.format is {form}, and the file {kind} Parquet by its first bytes; name its format, or auto")
+        found = form or _detected(path, head, key, columns)
         if not head.strip():
-            return Table(path, found, iter(()), lambda number: f"{path}:{number}", {}, None)
+            return Table(path, found, iter(()), str)
         match found:
-            case "json":
+            case rows.JSON:
                 return json_rows.read_document(path, key, columns, expected)
-            case "jsonl":
+            case rows.JSONL:
                 return json_rows.read_lines(path)
-            case "csv":
+            case rows.CSV:
                 return csv_rows.read(path, columns)
             case _:
                 return parquet_rows.read(path)
@@ -43,7 +44,7 @@ def open_table(path: Path, form: str | None, key: str, columns: Collection[str],
 
 
 def _head(path: Path) -> bytes:
-    """The beginning of the file, up to the end of its first line that holds something, or HEAD bytes of it where that is more."""
+    """The first HEAD bytes of the file, and as many more as it takes to hold anything but whitespace."""
     if path.exists() and not path.is_file():
         raise DataError(f"{path}: cannot be read (it is not a regular file); a file is expected; name one")
     with path.open("rb") as stream:
@@ -54,18 +55,16 @@ def _head(path: Path) -> bytes:
 
 
 def _detected(path: Path, head: bytes, key: str, columns: Collection[str]) -> str:
-    assert set(FORMATS) == {JSON, JSONL, CSV, PARQUET}
     if head.startswith(parquet_rows.MAGIC):
         return PARQUET
-    utf8.require_text(path, head)
     start = head.lstrip()[:1]
     if start == b"{":
-        first = next(line.text for line in utf8.lines(path) if line.text.strip() or line.problem)
+        first = next(line.text for line in utf8.read_lines(path) if line.text.strip() or line.problem)
         return JSONL if json_rows.is_lines(path, first, key, columns) else JSON
     if start in (b"", b"["):
         return JSON if start else JSONL
-    first = head.lstrip().split(b"\n", 1)[0].decode(errors="replace").rstrip("\r")
-    if csv_rows.delimiter(first, columns):
+    first = next(iter(head.lstrip().splitlines()), b"").decode(errors="replace")
+    if csv_rows.find_delimiter(first, columns):
         return CSV
     value = json_rows.lenient(first)
     return JSONL if isinstance(value, str) else CSV if value is None else JSON

@@ -4,7 +4,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ class Document:
 
     def place(self, *field: str | int) -> str:
         """path:line:column of the text, or of one of its values where it has it."""
-        return self.at(_offset(strict_json.starts(self.text, depth=len(field)), field))
+        return self.at(_offset(_starts(self.text, 0, max(1, len(field))), field))
 
     def name(self, *field: str | int) -> str:
         """The row, or its field, in a message."""
@@ -57,7 +57,7 @@ class Item:
     def place(self, *field: str | int) -> str:
         """path:line:column of the row, or of one of its fields where it has it."""
         start = self.document.row_starts[self.keys]
-        within = strict_json.starts(self.document.text, start=start)
+        within = _starts(self.document.text, start, None)
         return self.document.at(_offset(within, field))
 
     def name(self, *field: str | int) -> str:
@@ -67,7 +67,7 @@ class Item:
 
 def read_lines(path: Path) -> Table:
     """The rows of a JSONL file, read as they are asked for; a broken line is a row with problems."""
-    return Table(path, JSONL, _lines(path), lambda number: f"{path}:{number}", {}, None)
+    return Table(path, JSONL, _lines(path), lambda number: f"{path}:{number}")
 
 
 def read_document(path: Path, key: str, columns: Collection[str], expected: str) -> Table:
@@ -75,7 +75,7 @@ def read_document(path: Path, key: str, columns: Collection[str], expected: str)
 
     Raises DataError where the file is not JSON, or of neither shape, which `expected` describes.
     """
-    document = Document(path, utf8.text(path))
+    document = Document(path, utf8.read_text(path))
     try:
         value = strict_json.parse(document.text)
     except FlawedError as flawed:
@@ -96,7 +96,7 @@ def _table(document: Document, value: Any, key: str, columns: Collection[str], e
             raise DataError(f"{document.place(key)}: {key} is {described(items)}; a list is expected; write [...]")
         return _list(document, items, (key,), value, top)
     if isinstance(value, dict) and any(column in value for column in columns):
-        return Table(path, JSON, iter([top]), lambda _: f"{path}:1", {}, None)
+        return Table(path, JSON, iter([top]), lambda _: f"{path}:1")
     found = f"an object with {listed(value)}" if isinstance(value, dict) else described(value)
     raise DataError(f"{document.place()}: the file holds {found}; {expected} is expected; rewrite it in that shape")
 
@@ -104,16 +104,16 @@ def _table(document: Document, value: Any, key: str, columns: Collection[str], e
 def is_lines(path: Path, first: str, key: str, columns: Collection[str]) -> bool:
     """Whether a file that begins with the line `first`, an object, is meant as lines and not as one JSON text.
 
-    Where that line is an object by itself it is a row, unless it holds the whole set under `key`, or is all there is and has
-    no column. Where it is broken, the file is JSON if it is so as a whole, or if no other line is a row.
+    Where that line is an object by itself it is a row if it has a column, or if it neither holds the whole set under `key` nor
+    is all there is. Where it is broken, the file is JSON if it is so as a whole, or if no other line is a row.
     """
     value = lenient(first)
     if isinstance(value, dict):
-        filled = (line for line in utf8.lines(path) if line.text.strip() or line.problem)
-        return key not in value and (any(column in value for column in columns) or len(list(islice(filled, 2))) == 2)
+        filled = (line for line in utf8.read_lines(path) if line.text.strip() or line.problem)
+        return any(column in value for column in columns) or (key not in value and len(list(islice(filled, 2))) == 2)
     if lenient(path.read_bytes().removeprefix(utf8.BOM).decode(errors="replace")) is not None:
         return False
-    values = (lenient(line.text) for line in utf8.lines(path))
+    values = (lenient(line.text) for line in utf8.read_lines(path))
     return any(isinstance(value, dict) and any(column in value for column in columns) for value in values)
 
 
@@ -139,7 +139,7 @@ def _list(document: Document, items: list[Any], keys: Keys, beside: Mapping[str,
 
 
 def _lines(path: Path) -> Iterator[Row]:
-    for line in utf8.lines(path):
+    for line in utf8.read_lines(path):
         if line.problem is not None:
             yield Row(None, Document(path, "", line.number), line.number, line.size, (line.problem,))
         elif line.text and not line.text.isspace():
@@ -150,9 +150,15 @@ def _lines(path: Path) -> Iterator[Row]:
                 yield Row(None, document, line.number, line.size, tuple(_located(document, flawed)))
 
 
+@lru_cache(maxsize=2)
+def _starts(text: str, start: int, depth: int | None) -> Mapping[Keys, int]:
+    """As strict_json has it, kept for the next problem of the same row."""
+    return strict_json.starts(text, start, depth)
+
+
 def _offset(starts: Mapping[Keys, int], field: Keys) -> int:
     """Where the field begins; where it is not there, what holds it."""
-    while field not in starts:
+    while field and field not in starts:
         field = field[:-1]
     return starts[field]
 

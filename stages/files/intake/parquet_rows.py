@@ -43,11 +43,15 @@ def read(path: Path) -> Table:
     import pyarrow
     import pyarrow.parquet
 
-    failures = (pyarrow.ArrowException, OSError, ValueError)
+    failures = (pyarrow.ArrowException, OSError, ValueError, OverflowError)
     try:
         file = pyarrow.parquet.ParquetFile(path)
     except failures as error:
         raise DataError(f"{path}: not readable as Parquet ({' '.join(str(error).split()):.200}); write it again") from None
+
+    names = file.schema_arrow.names
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise DataError(f"{path}: it has the column {', '.join(map(repr, twice))} twice; each once is expected; write it with other names")
 
     def rows() -> Iterator[Row]:
         number = 0
@@ -60,7 +64,13 @@ def read(path: Path) -> Table:
             except failures as error:
                 reason = " ".join(str(error).split())
                 place = Place(path, number + 1)
-                yield Row(None, place, number + 1, 0, (f"{place.place()}: not readable from here on ({reason:.200}); write it again",))
+                yield Row(
+                    None,
+                    place,
+                    number + 1,
+                    0,
+                    (f"{place.place()}: not readable from here on ({reason:.200}); write the file anew, or without that column",),
+                )
                 return
             if not values:
                 return
@@ -68,7 +78,7 @@ def read(path: Path) -> Table:
                 number += 1
                 yield _row(value, Place(path, number), each)
 
-    return Table(path, PARQUET, rows(), lambda number: f"{path} row {number}", {}, None)
+    return Table(path, PARQUET, rows(), lambda number: Place(path, number).place())
 
 
 def _row(value: dict[str, Any], place: Place, size: int) -> Row:
@@ -87,7 +97,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str | bool | int | None):
         return value
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        if math.isinf(value):
+            raise TypeError(f"{value}")
+        return None if math.isnan(value) else value
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,8 +1,14 @@
 """Rows as they lie in a user's file, with their places, before it is known whether they hold what a row must."""
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+
+from stages.files.records import NOTHING
+
+SHOWN, MOST = 40, 20
+"""Of the keys of a row, how many characters a message repeats of each, and of how many."""
 
 Keys = tuple[str | int, ...]
 """The way to a value from the top: keys of objects and indices of lists."""
@@ -49,9 +55,9 @@ class Table(NamedTuple):
     rows: Iterator[Row]
     label: Callable[[int], str]
     """A row in a list of rows, from its number: `path:line`, with its index where lines do not tell rows apart."""
-    beside: Mapping[str, Any]
+    beside: Mapping[str, Any] = NOTHING
     """What stands beside the rows, at the top of one JSON object."""
-    top: Row | None
+    top: Row | None = None
     """That object; None where there is none."""
     problems: tuple[str, ...] = ()
     """What is wrong with the file beside its rows."""
@@ -87,4 +93,6 @@ def described(value: Any) -> str:
 
 def listed(row: Mapping[str, Any]) -> str:
     """The keys of a row, for a message."""
-    return "the keys " + ", ".join(map(str, row)) if row else "no keys"
+    keys = [key if len(key) <= SHOWN else f"{key[:SHOWN]}..." for key in map(str, islice(row, MOST))]
+    more = f" and {len(row) - MOST} more" if len(row) > MOST else ""
+    return f"the keys {', '.join(keys)}{more}" if row else "no keys"

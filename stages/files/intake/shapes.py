@@ -1,12 +1,14 @@
 """What the texts of one row make together: which turns are the prompt, and which are the sides.
 
 Sides that are whole conversations share a beginning; the turns they share, up to the last one of the user's, are the prompt.
-A prompt that stands beside them must be that beginning, or the user's turn that it ends with, as some published pairs have it.
+A prompt that stands beside them must be what both begin with, up to a turn of the user's: all of it, but for a system turn, or
+that turn alone, as some published pairs have it. Then it is the prompt, whatever more the sides share.
 """
 
 from typing import NamedTuple
 
 from stages.files import transcript
+from stages.files.intake.texts import VISIBLE
 from stages.files.records import ASSISTANT, CHOSEN, PROMPT, REJECTED, SYSTEM, USER, Conversation, Message, Text
 from stages.files.splits import normalised
 
@@ -30,13 +32,13 @@ class Sides(NamedTuple):
     """Whether the prompt was found in the sides alone."""
 
 
-def conversation_of(text: str, column: str, *, answered: bool) -> Conversation:
+def conversation_of(text: str, column: str) -> Conversation:
     """The turns of a transcript; of a prompt, the open answer at its end is left out. Raises ShapeError for an empty turn."""
     turns = transcript.parse(text)
-    if not answered and turns[-1] == Message(ASSISTANT, ""):
+    if column == PROMPT and turns[-1] == Message(ASSISTANT, ""):
         turns.pop()
     for place, turn in enumerate(turns, 1):
-        if not turn.content:
+        if VISIBLE.search(turn.content) is None:
             raise ShapeError(
                 column, f"is a transcript whose turn {place} of {len(turns)}, the {turn.role}'s, is empty; write a text or remove the row"
             )
@@ -75,8 +77,8 @@ def sides(given: Text | None, chosen: Text, rejected: Text) -> Sides:
             column, "begins with the assistant's turn, and the other side does not; both with the prompt, or both without, are expected"
         )
     shared = _shared(chosen, rejected)
-    if given is not None and not _repeats(shared, prompt(given)):
-        raise ShapeError(PROMPT, "is not what both sides begin with; the turns that they share are expected; mend it, or remove the column")
+    if given is not None:
+        shared = _repeated(shared, prompt(given))
     before = shared or None
     start = len(shared)
     return Sides(before, _answer(chosen[start:], before), _answer(rejected[start:], before), given is None and before is not None)
@@ -97,21 +99,27 @@ def _answer(side: Conversation, before: Conversation | None) -> Text:
 def _shared(one: Conversation, other: Conversation) -> Conversation:
     """The turns that two conversations begin with, up to the last of the user's that the assistant answers in both."""
     length = 0
-    for mine, theirs in zip(one, other, strict=False):
+    for mine, theirs in zip(one[:-1], other[:-1], strict=False):
         if mine != theirs:
             break
         length += 1
-    length = min(length, len(one) - 1, len(other) - 1)
     while length and not (one[length - 1].role == USER and one[length].role == other[length].role == ASSISTANT):
         length -= 1
     return one[:length]
 
 
-def _repeats(shared: Conversation, given: Text) -> bool:
-    """Whether a prompt is the beginning that was found, or its last turn, but for whitespace around it and the form of its Unicode."""
-    if isinstance(given, str):
-        return bool(shared) and normalised(shared[-1].content) == normalised(given)
-    turns = [message for message in shared if message.role != SYSTEM or given[0].role == SYSTEM]
-    return [(role, normalised(content)) for role, content in turns[: len(given)]] == [
-        (role, normalised(content)) for role, content in given
-    ]
+def _repeated(shared: Conversation, given: Text) -> Conversation:
+    """What of the shared turns the given prompt repeats, but for whitespace around texts and the form of their Unicode."""
+    for length in range(len(shared), 0, -1):
+        begun = shared[:length]
+        if isinstance(given, str):
+            repeats = begun[-1].role == USER and normalised(begun[-1].content) == normalised(given)
+        else:
+            repeats = _plain(begun) == _plain(given) or (_plain(begun[1:]) == _plain(given) and begun[0].role == SYSTEM)
+        if repeats:
+            return begun
+    raise ShapeError(PROMPT, "is not what both sides begin with; the turns that they share are expected; mend it, or remove the column")
+
+
+def _plain(conversation: Conversation) -> list[tuple[str, str]]:
+    return [(message.role, normalised(message.content)) for message in conversation]

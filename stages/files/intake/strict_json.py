@@ -15,6 +15,9 @@ from stages.files.intake.rows import Keys
 LONGEST_INTEGER = 4000
 """Digits of a whole number; Python itself refuses to write one of more than 4300."""
 
+SHOWN = 20
+"""How many characters of a token a message repeats."""
+
 SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 SURROGATE = re.compile("[\ud800-\udfff]")
 TOKEN = re.compile(r'[ \t\r\n]*("[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\],:]|[^ \t\r\n{}\[\],:"]+)')
@@ -25,6 +28,9 @@ class Flaw(NamedTuple):
 
     offset: int
     phrase: str
+
+
+TOO_DEEP = Flaw(0, "the JSON is nested too deeply; rows of a few levels are expected; flatten it")
 
 
 class FlawedError(ValueError):
@@ -47,12 +53,14 @@ def parse(text: str) -> Any:
     except json.JSONDecodeError as error:
         raise FlawedError([_syntax(error, text)]) from None
     except RecursionError:
-        raise FlawedError([Flaw(0, "the JSON is nested too deeply; rows of a few levels are expected; flatten it")]) from None
+        raise FlawedError([TOO_DEEP]) from None
     except _SuspectError:
         try:
             value = LENIENT.decode(text)
         except json.JSONDecodeError as error:
             raise FlawedError([_syntax(error, text)]) from None
+        except RecursionError:
+            raise FlawedError([TOO_DEEP]) from None
     _, flaws = _walk(text)
     if flaws:
         raise FlawedError(flaws, value, is_sound=True)
@@ -147,7 +155,12 @@ def _walk(text: str, start: int = 0, depth: int | None = None) -> tuple[dict[Key
                 flaws.append(Flaw(offset, "a lone surrogate escape (\\ud800 to \\udfff) is no character; write the whole character"))
             if inner is not None and inner.is_object and inner.key is None:
                 if content in inner.seen:
-                    flaws.append(Flaw(offset, f"the key {token} stands twice in one object; each key once is expected; remove one"))
+                    flaws.append(
+                        Flaw(
+                            offset,
+                            f"the key {_short(token)} stands twice in one object; each key once is expected; remove one",
+                        )
+                    )
                 inner.seen.add(content)
                 inner.key = content
                 continue
@@ -157,13 +170,17 @@ def _walk(text: str, start: int = 0, depth: int | None = None) -> tuple[dict[Key
         if token in "{[":
             within.append(_Container(keys, token == "{"))
         elif token in ("NaN", "Infinity", "-Infinity") or _overflows(token):
-            shown = token if len(token) <= 20 else f"{token[:20]}..."
+            shown = _short(token)
             flaws.append(
                 Flaw(offset, f"{shown} is no finite number of at most {LONGEST_INTEGER} digits, which is expected; mend or remove it")
             )
         if not within:
             break
     return begins, flaws
+
+
+def _short(token: str) -> str:
+    return token if len(token) <= SHOWN else f"{token[:SHOWN]}..."
 
 
 def _overflows(token: str) -> bool:

@@ -9,7 +9,7 @@ from stages.core.errors import DataError
 BOM = b"\xef\xbb\xbf"
 CURE = "the file must be UTF-8; convert it, for example with iconv"
 
-_COMPRESSED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstandard", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstandard", b"BZh91AY": "bzip2", b"\xfd7zXZ": "xz"}
 
 
 class Line(NamedTuple):
@@ -35,7 +35,7 @@ def require_text(path: Path, head: bytes) -> None:
         raise DataError(f"{path}:1:1: the file is UTF-16 or UTF-32; {CURE}")
 
 
-def lines(path: Path) -> Iterator[Line]:
+def read_lines(path: Path) -> Iterator[Line]:
     """The lines of a file, as they are read; a byte-order mark at its beginning is left out.
 
     By line feeds alone: str.splitlines would cut at U+2028 and U+0085, which may stand inside a JSON text.
@@ -50,13 +50,13 @@ def lines(path: Path) -> Iterator[Line]:
                 yield Line(number, "", len(raw), _not_utf8(path, number, line, error.start))
 
 
-def text(path: Path) -> str:
+def read_text(path: Path) -> str:
     """The whole file; raises DataError with every line that is not UTF-8."""
     content = path.read_bytes().removeprefix(BOM)
     try:
         return content.decode()
     except UnicodeDecodeError:
-        raise DataError([line.problem for line in lines(path) if line.problem]) from None
+        raise DataError([line.problem for line in read_lines(path) if line.problem]) from None
 
 
 def _not_utf8(path: Path, number: int, line: bytes, start: int) -> str:

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from stages.core.errors import DataError
-from stages.files.intake import sets
 from stages.files.records import Message, Pair, Prompt
+from tests.files.intake.files import read_pairs, read_prompts, refused, write_rows
 
 U1, A1, U2, A2, A3 = (
     {"role": role, "content": text}
@@ -17,28 +16,14 @@ U1, A1, U2, A2, A3 = (
 SYSTEM = {"role": "system", "content": "be calm"}
 
 
-@pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A relative path, as settings have it, so that messages can be compared whole."""
-    monkeypatch.chdir(tmp_path)
-    return Path("rows")
-
-
 def turns(*messages: dict[str, str]) -> tuple[Message, ...]:
     return tuple(Message(**message) for message in messages)
 
 
 def read_pair(file: Path, **row: Any) -> Pair:
     file.write_text(json.dumps(row))
-    (pair,) = sets.read_pairs(file).rows
+    (pair,) = read_pairs(file).rows
     return pair
-
-
-def refused(file: Path, read: Any, *rows: Any, form: str = "auto") -> list[str]:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(DataError) as caught:
-        read(file, form)
-    return caught.value.lines()
 
 
 @pytest.mark.parametrize(
@@ -46,12 +31,12 @@ def refused(file: Path, read: Any, *rows: Any, form: str = "auto") -> list[str]:
 )
 def test_a_prompt_of_messages_is_a_conversation(file: Path, prompt: list[dict[str, str]]):
     file.write_text(json.dumps({"prompt": prompt, "answer": 3}))
-    found = sets.read_prompts(file)
+    found = read_prompts(file)
     assert (found.rows, found.texts) == ([Prompt(turns(*prompt), {"answer": 3})], "messages")
     file.write_text(json.dumps({"prompts": [prompt, "plain"]}))
-    assert sets.read_prompts(file).rows == [Prompt(turns(*prompt)), Prompt("plain")]
+    assert read_prompts(file).rows == [Prompt(turns(*prompt)), Prompt("plain")]
     file.write_text(json.dumps([{"prompt": prompt}]))
-    assert sets.read_prompts(file).rows == [Prompt(turns(*prompt))]
+    assert read_prompts(file).rows == [Prompt(turns(*prompt))]
 
 
 @pytest.mark.parametrize(
@@ -84,14 +69,14 @@ def test_a_pair_of_messages_has_its_prompt_apart_from_its_sides(file: Path, row:
     assert read_pair(file, **row) == expected
     seed = {"trait_name": "t", "pairs": [{{"chosen": "positive", "rejected": "negative"}.get(key, key): text for key, text in row.items()}]}
     file.write_text(json.dumps(seed))
-    assert sets.read_pairs(file).rows == [expected._replace(trait_name="t")]
+    assert read_pairs(file).rows == [expected._replace(trait_name="t")]
 
 
 def test_prompts_that_were_found_in_the_sides_alone_are_counted(file: Path):
     rows = [{"chosen": [U1, A1], "rejected": [U1, A2]}, {"prompt": "one", "chosen": [U1, A1], "rejected": [U1, A2]}]
     rows += [{"chosen": [A1], "rejected": [A2]}, {"prompt": [U1], "chosen": "a", "rejected": "b"}]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = sets.read_pairs(file)
+    found = read_pairs(file)
     assert (found.implicit_prompts, found.texts) == (1, "strings, messages")
 
 
@@ -102,25 +87,25 @@ def test_prompts_that_were_found_in_the_sides_alone_are_counted(file: Path):
         ([3], ["rows:1:13: prompt[0] is a number (3); a message {role, content} is expected; "]),
         ([{"role": "user"}], ["rows:1:13: prompt[0] has no content; a message {role, content} is expected; "]),
         ([{"content": "a"}], ["rows:1:13: prompt[0] has no role; a message {role, content} is expected; "]),
-        ([{"from": "human", "value": "a"}], ["rows:1:13: prompt[0] has from and value; role and content are expected; "]),
+        ([{"from": "human", "value": "a"}], ["rows:1:13: prompt[0] has from; role and content are expected; "]),
         ([{"role": "human", "content": "a"}], ["rows:1:22: prompt[0].role is 'human'; one of system, user, assistant is expected; "]),
         ([{"role": None, "content": "a"}], ["rows:1:22: prompt[0].role is null; one of system, user, assistant is expected; "]),
         ([{"role": "user", "content": None}], ["rows:1:41: prompt[0].content is null; a text is expected; "]),
         ([{"role": "user", "content": [{"type": "text"}]}], ["rows:1:41: prompt[0].content is a list; a text is expected, and parts "]),
         ([{"role": "user", "content": " "}], ["rows:1:41: prompt[0].content holds nothing but whitespace; "]),
-        ([U1, SYSTEM, U2], ["rows:1:49: prompt[1] is a system turn after others; one is expected, and first; "]),
-        ([SYSTEM, SYSTEM, U2], ["rows:1:55: prompt[1] is a second system turn; one is expected, and first; "]),
+        ([U1, SYSTEM, U2], ["rows:1:49: prompt[1] is a late system turn; at most one is expected, "]),
+        ([SYSTEM, SYSTEM, U2], ["rows:1:55: prompt[1] is a second system turn; at most one is expected, "]),
         ([U1, A1], ["rows:1:12: prompt ends with the assistant's turn; the user's is expected last, "]),
         ([SYSTEM], ["rows:1:12: prompt ends with the system's turn; the user's is expected last, "]),
         (
             [{"role": "user", "content": "a", "tool_calls": [{"id": 1}]}],
-            ["rows:1:60: prompt[0].tool_calls calls a tool, which is not read here; "],
+            ["rows:1:60: prompt[0].tool_calls is of a tool's call, which is not read here; "],
         ),
         ([{"role": "x", "content": 1}], ["rows:1:22: prompt[0].role is 'x'; ", "rows:1:38: prompt[0].content is a number (1); "]),
     ],
 )
 def test_messages_that_are_none_are_refused_with_the_place_of_each_fault(file: Path, prompt: Any, expected: list[str]):
-    lines = refused(file, sets.read_prompts, {"prompt": prompt})
+    lines = refused(read_prompts, write_rows(file, {"prompt": prompt}))
     assert [line[: len(start)] for line, start in zip(lines, expected, strict=True)] == expected
 
 
@@ -139,7 +124,7 @@ def test_messages_that_are_none_are_refused_with_the_place_of_each_fault(file: P
     ],
 )
 def test_texts_that_make_no_pair_are_refused_by_the_one_at_fault(file: Path, row: dict[str, Any], expected: str):
-    (line,) = refused(file, sets.read_pairs, row)
+    (line,) = refused(read_pairs, write_rows(file, row))
     assert line.startswith(expected), line
 
 
@@ -153,16 +138,16 @@ def test_a_mixed_file_is_refused_row_by_row_and_null_is_never_a_text(file: Path)
         [{**U1, "tool_calls": None}],
         [{"role": "tool", "content": "a"}],
     ]
-    lines = refused(file, sets.read_prompts, *({"prompt": row} for row in rows), {"prompt": "b", "id": 1})
+    lines = refused(read_prompts, write_rows(file, *({"prompt": row} for row in rows), {"prompt": "b", "id": 1}))
     assert [line.split(" ")[0] for line in lines] == ["rows:3:12:", "rows:4:12:", "rows:5:13:", "rows:5:13:", "rows:7:22:"]
     rows = [row for place, row in enumerate(rows) if place in (0, 1, 5)]
     file.write_text("".join(json.dumps({"prompt": row}) + "\n" for row in rows))
-    assert [row.prompt for row in sets.read_prompts(file).rows] == ["a", turns(U1), turns(U1)]
+    assert [row.prompt for row in read_prompts(file).rows] == ["a", turns(U1), turns(U1)]
 
 
 def test_keys_of_messages_that_hold_something_are_told(file: Path):
     file.write_text(json.dumps({"prompt": [{**U1, "name": "x", "tool_calls": [], "weight": None}]}))
-    assert sets.read_prompts(file).remarks == ("name of messages is not a key that is read here; its value changes nothing",)
+    assert read_prompts(file).remarks == ("name of messages is not a key that is read here; its value changes nothing",)
 
 
 HH = "\n\nHuman: one\n\nAssistant: {}"
@@ -173,7 +158,7 @@ def test_pairs_of_transcripts_have_their_shared_turns_as_prompt(file: Path):
     rows = [{"chosen": HH.format("two"), "rejected": HH.format("four ")}]
     rows += [{"chosen": f"{deep}\n\nAssistant: four", "rejected": f"{deep}\n\nAssistant: five"}]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = sets.read_pairs(file)
+    found = read_pairs(file)
     assert found.rows == [Pair(turns(U1), "two", "four"), Pair(turns(U1, A1, U2), "four", "five")]
     assert (found.texts, found.implicit_prompts) == ("transcripts", 2)
 
@@ -186,31 +171,31 @@ def test_answers_beside_a_transcript_are_its_next_turn(file: Path):
 
 def test_prompts_of_transcripts_may_leave_their_answer_open(file: Path):
     file.write_text(json.dumps({"prompts": ["\n\nHuman: one\n\nAssistant:", "\n\nHuman: one"]}))
-    found = sets.read_prompts(file)
+    found = read_prompts(file)
     assert (found.rows, found.texts) == ([Prompt(turns(U1)), Prompt(turns(U1))], "transcripts")
 
 
 def test_a_row_that_is_no_transcript_among_transcripts_is_refused_and_so_is_the_reverse(file: Path):
     whole, plain = ({"chosen": text.format("a"), "rejected": text.format("b")} for text in (HH, "so {}"))
-    lines = refused(file, sets.read_pairs, whole, plain)
+    lines = refused(read_pairs, write_rows(file, whole, plain))
     assert [line.split(";")[0] for line in lines] == [
-        "rows:2:12: chosen is no transcript, and the first of its column is one",
-        "rows:2:32: rejected is no transcript, and the first of its column is one",
+        "rows:2:12: chosen is no transcript, and the first of its kind is one",
+        "rows:2:32: rejected is no transcript, and the first of its kind is one",
     ]
-    lines = refused(file, sets.read_pairs, plain, whole)
-    assert lines[0].startswith("rows:2:12: chosen reads as a transcript, and the first of its column does not; ")
+    lines = refused(read_pairs, write_rows(file, plain, whole))
+    assert lines[0].startswith("rows:2:12: chosen reads as a transcript, and the first of its kind does not; ")
 
 
 def test_a_named_format_takes_strings_as_they_are_and_transcripts_may_be_forced(file: Path):
     text = HH.format("a")
     file.write_text(json.dumps({"chosen": text, "rejected": "b"}))
-    assert sets.read_pairs(file, "jsonl").rows == [Pair(None, text, "b")]
+    assert read_pairs(file, "jsonl").rows == [Pair(None, text, "b")]
     file.write_text(json.dumps({"prompts": [text]}))
-    assert sets.read_prompts(file, "json").rows == [Prompt(text)]
-    (line,) = refused(file, sets.read_prompts, {"prompt": "a"}, form="transcripts")
+    assert read_prompts(file, "json").rows == [Prompt(text)]
+    (line,) = refused(read_prompts, write_rows(file, {"prompt": "a"}), "transcripts")
     assert line == (
-        "rows:1:12: prompt is no transcript; one that begins with Human: is expected, since data.format says so; "
-        "mend it, or set data.format to auto"
+        "rows:1:12: prompt is no transcript; data.format expects one, which begins with a blank line and Human:, or with Human: and "
+        "has more turns; mend it, or set data.format to auto"
     )
 
 
@@ -223,5 +208,77 @@ def test_a_named_format_takes_strings_as_they_are_and_transcripts_may_be_forced(
     ],
 )
 def test_a_transcript_without_a_last_answer_is_refused(file: Path, text: str, expected: str):
-    (line,) = refused(file, sets.read_pairs, {"chosen": text, "rejected": HH.format("b")})
+    (line,) = refused(read_pairs, write_rows(file, {"chosen": text, "rejected": HH.format("b")}))
     assert line.startswith(f"rows:1:12: chosen {expected}"), line
+
+
+@pytest.mark.parametrize(
+    "text", ["\r\n\r\nHuman: one\r\n\r\nAssistant: {}", " \n\nHuman: one\n\nAssistant: {}", "Human: one\n\nAssistant: {}"]
+)
+def test_transcripts_are_seen_whatever_their_line_ends_and_what_is_before_them(file: Path, text: str):
+    assert read_pair(file, chosen=text.format("two"), rejected=text.format("four")) == Pair(turns(U1), "two", "four")
+
+
+@pytest.mark.parametrize(
+    ("sides", "expected"),
+    [
+        (([U1, A1, A2], [U1, A1, A3]), Pair(turns(U1), turns(A1, A2), turns(A1, A3))),
+        (([U1, U2, A1], [U1, A1]), Pair(None, turns(U1, U2, A1), turns(U1, A1))),
+        (([U1, A1], [U1, U2, A1]), Pair(None, turns(U1, A1), turns(U1, U2, A1))),
+        (([U1, A1, U2, A2], [U1, A1]), Pair(turns(U1), turns(A1, U2, A2), "two")),
+    ],
+)
+def test_the_shared_turns_end_where_both_sides_answer(file: Path, sides: Any, expected: Pair):
+    assert read_pair(file, chosen=sides[0], rejected=sides[1]) == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("one ", turns(U1)),
+        ("three", turns(U1, A1, U2)),
+        ([U1], turns(U1)),
+        ([U1, A1, U2], turns(U1, A1, U2)),
+    ],
+)
+def test_a_prompt_beside_longer_shared_turns_is_the_prompt(file: Path, prompt: Any, expected: Any):
+    pair = read_pair(file, prompt=prompt, chosen=[U1, A1, U2, A2], rejected=[U1, A1, U2, A3])
+    assert pair.prompt == expected
+    answer = pair.chosen if isinstance(pair.chosen, str) else pair.chosen[-1].content
+    assert answer == "four"
+    system = read_pair(file, prompt=prompt, chosen=[SYSTEM, U1, A1, U2, A2], rejected=[SYSTEM, U1, A1, U2, A3])
+    assert system.prompt == (*turns(SYSTEM), *expected)
+
+
+def test_a_prompt_with_the_sides_own_system_turn_is_repeated_by_them(file: Path):
+    assert read_pair(file, prompt=[SYSTEM, U1], chosen=[SYSTEM, U1, A1], rejected=[SYSTEM, U1, A2]).prompt == turns(SYSTEM, U1)
+
+
+@pytest.mark.parametrize("sides", [("a", "b"), ([U1, A1], [U1, A2]), ([A1], [A2])])
+def test_a_prompt_that_ends_with_an_answer_is_refused_whatever_the_sides_are(file: Path, sides: Any):
+    (line,) = refused(read_pairs, write_rows(file, {"prompt": [U1, A1], "chosen": sides[0], "rejected": sides[1]}))
+    assert line.startswith("rows:1:12: prompt ends with the assistant's turn; ")
+
+
+def test_bare_answers_may_follow_transcripts_where_those_are_forced(file: Path):
+    write_rows(file, {"prompt": HH.format("")[:-1], "chosen": " two", "rejected": "four"})
+    assert read_pairs(file, "transcripts").rows == [Pair(turns(U1), "two", "four")]
+
+
+def test_a_turn_of_nothing_that_is_drawn_is_refused(file: Path):
+    (line,) = refused(read_pairs, write_rows(file, {"chosen": "\n\nHuman: \u200b\n\nAssistant: a", "rejected": HH.format("b")}))
+    assert line.startswith("rows:1:12: chosen is a transcript whose turn 1 of 2, the user's, is empty; ")
+
+
+def test_a_key_of_a_call_that_holds_nothing_is_no_call(file: Path):
+    write_rows(file, {"prompt": [{**U1, "tool_calls": False, "function_call": {}, "tool_call_id": ""}]})
+    found = read_prompts(file)
+    assert (found.rows, found.remarks) == ([Prompt(turns(U1))], ())
+    for key in ("function_call", "tool_call_id"):
+        assert "is of a tool's call" in refused(read_prompts, write_rows(file, {"prompt": [{**U1, key: "x"}]}))[0]
+
+
+def test_a_list_of_texts_names_the_item_at_fault(file: Path):
+    file.write_text('["a", 3]')
+    (line,) = refused(read_prompts, file)
+    assert line.startswith("rows:1:7: [1] is a number (3); a text or a list of messages is expected; ")

@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.core.errors import SHOWN, DataError
-from stages.files.intake import sets
+from stages.files.intake.rows import FORMATS
 from stages.files.intake.texts import CONTROL, VISIBLE
 from stages.files.records import Message, Pair, Prompt, as_json
 from stages.files.transcript import is_transcript
+from tests.files.intake.files import BOM, read_pairs, read_prompts
 
 CHARACTERS = st.characters(exclude_categories=["Cs", "Cc"]) | st.sampled_from("\n\r\t\u0085")
 STRINGS = st.text(CHARACTERS, min_size=1, max_size=20).filter(
@@ -32,7 +33,6 @@ EXTRAS = st.dictionaries(ANSWERS, STRINGS, max_size=2)
 PAIRS = st.builds(Pair, STRINGS, STRINGS, STRINGS, st.none(), EXTRAS) | st.builds(Pair, CONVERSATIONS, STRINGS, STRINGS, st.none(), EXTRAS)
 DIFFERING = st.tuples(CONVERSATIONS, STRINGS, STRINGS).map(lambda row: (*row[:2], row[2] if row[1] != row[2] else f"{row[2]}x"))
 LINE_ENDS = st.sampled_from(["\n", "\r\n", "\n\n", "\n \n"])
-BOM = b"\xef\xbb\xbf"
 
 
 def row_of(pair: Pair) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def laid_out(draw: st.DrawFn, rows: list[dict[str, Any]]) -> bytes:
 def test_the_same_rows_load_however_json_lays_them_out(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, pairs: list[Pair]):
     path = tmp_path_factory.mktemp("rows") / "rows"
     path.write_bytes(data.draw(laid_out([row_of(pair) for pair in pairs])))
-    assert sets.read_pairs(path).rows == pairs
+    assert read_pairs(path).rows == pairs
 
 
 @settings(max_examples=100, deadline=None)
@@ -81,9 +81,9 @@ def test_the_same_rows_load_from_csv_and_parquet(tmp_path_factory: pytest.TempPa
     writer.writeheader()
     writer.writerows(rows)
     (folder / "a").write_bytes(text.getvalue().encode())
-    assert sets.read_pairs(folder / "a").rows == pairs
+    assert read_pairs(folder / "a").rows == pairs
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "b")
-    assert sets.read_pairs(folder / "b").rows == pairs
+    assert read_pairs(folder / "b").rows == pairs
 
 
 @settings(max_examples=100, deadline=None)
@@ -98,7 +98,7 @@ def test_a_pair_is_the_same_with_its_prompt_apart_and_within_its_sides(tmp_path_
             for (prompt, *_), (one, other) in zip(rows, sides, strict=True)
         ]
         path.write_text("\n".join(map(json.dumps, lines)), "utf-8")
-        found.append(sets.read_pairs(path).rows)
+        found.append(read_pairs(path).rows)
     assert found[0] == found[1] == [Pair(*row) for row in rows]
 
 
@@ -114,7 +114,7 @@ VALID = [
 BYTES = st.sampled_from([*(bytes([byte]) for byte in b',}]"\\\xff\0\n\r'), b"", b"NaN", b"null", BOM, b"1e999", b"\\ud800"])
 
 
-FORMS = st.sampled_from(["auto", "auto", "transcripts", *sets.FORMATS])
+FORMS = st.sampled_from(["auto", "auto", "transcripts", *FORMATS])
 
 
 @st.composite
@@ -131,7 +131,7 @@ def mutated(draw: st.DrawFn) -> bytes:
 @settings(max_examples=600, deadline=None)
 @given(
     mutated() | st.binary(max_size=60),
-    st.sampled_from([sets.read_prompts, sets.read_pairs]),
+    st.sampled_from([read_prompts, read_pairs]),
     FORMS,
 )
 def test_any_file_loads_or_is_refused_by_line(tmp_path_factory: pytest.TempPathFactory, content: bytes, read: Any, form: str):
@@ -158,7 +158,7 @@ def test_any_damage_to_a_parquet_file_is_refused_or_harmless(tmp_path_factory: p
     content[start : start + len(damage)] = damage
     path.write_bytes(content)
     try:
-        sets.read_prompts(path)
+        read_prompts(path)
     except DataError as refused:
         assert all(line.startswith(str(path)) for line in refused.problems), refused.problems
 
@@ -167,5 +167,5 @@ def test_a_path_with_a_strange_name_is_refused_like_any_other(tmp_path: Path):
     path = tmp_path / "a\nb"
     path.write_text("{")
     with pytest.raises(DataError) as caught:
-        sets.read_prompts(path)
+        read_prompts(path)
     assert all("\n" not in line for line in caught.value.lines())

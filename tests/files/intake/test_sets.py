@@ -10,14 +10,9 @@ from typing import Any
 import pytest
 
 from stages.core.errors import DataError
-from stages.files.intake import sets
-from stages.files.intake.sets import RowSet
+from stages.files.intake.sets import trait_of
 from stages.files.records import Pair, Prompt
-
-ROOT = Path(__file__).resolve().parents[3]
-SHARED = ROOT.parent / "shared" / "data"
-BOM = b"\xef\xbb\xbf"
-needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the real data in ../shared/data is not there")
+from tests.files.intake.files import BOM, ROOT, SHARED, needs_shared, places, read_pairs, read_prompts, refused, write
 
 PROMPTS_JSON = '{"prompts": ["one", " two "]}'
 PROMPTS_JSONL = '{"prompt": "one"}\n{"prompt": " two "}\n'
@@ -25,32 +20,10 @@ PAIRS_JSON = '{"trait_name": "calm", "pairs": [{"positive": "soft", "negative": 
 PAIRS_JSONL = '{"chosen": "soft", "rejected": "loud"}\n'
 
 
-@pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A relative path, as settings have it, so that messages can be compared whole."""
-    monkeypatch.chdir(tmp_path)
-    return Path("rows")
-
-
-def write(file: Path, content: str | bytes) -> Path:
-    file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return file
-
-
-def places(found: RowSet) -> tuple[str, ...]:
-    return tuple(map(found.place, range(len(found.numbers))))
-
-
-def refused(read: Any, file: Path, content: str | bytes) -> list[str]:
-    with pytest.raises(DataError) as caught:
-        read(write(file, content))
-    return caught.value.lines()
-
-
 @pytest.mark.parametrize(("content", "form"), [(PROMPTS_JSON, "json"), (PROMPTS_JSONL, "jsonl")])
 @pytest.mark.parametrize("name", ["rows.json", "rows.jsonl", "rows"])
 def test_the_shape_of_prompts_is_seen_from_the_content_and_not_from_the_name(tmp_path: Path, content: str, form: str, name: str):
-    found = sets.read_prompts(write(tmp_path / name, content))
+    found = read_prompts(write(tmp_path / name, content))
     assert found.rows == [Prompt("one"), Prompt(" two ")]
     assert found.format == form
 
@@ -58,77 +31,77 @@ def test_the_shape_of_prompts_is_seen_from_the_content_and_not_from_the_name(tmp
 @pytest.mark.parametrize(("content", "form", "trait"), [(PAIRS_JSON, "json", "calm"), (PAIRS_JSONL, "jsonl", None)])
 @pytest.mark.parametrize("name", ["rows.json", "rows.jsonl", "rows"])
 def test_the_shape_of_pairs_is_seen_from_the_content_and_not_from_the_name(tmp_path: Path, content: str, form: str, trait: str, name: str):
-    found = sets.read_pairs(write(tmp_path / name, content))
+    found = read_pairs(write(tmp_path / name, content))
     assert found.rows == [Pair(None, "soft", "loud", trait)]
-    assert (found.format, found.trait_name) == (form, trait)
+    assert (found.format, trait_of(found.rows)) == (form, trait)
 
 
 def test_a_single_line_is_one_row(file: Path):
-    assert sets.read_prompts(write(file, '{"prompt": "one"}')).rows == [Prompt("one")]
-    assert sets.read_pairs(write(file, '{"chosen": "a", "rejected": "b"}')).rows == [Pair(None, "a", "b")]
+    assert read_prompts(write(file, '{"prompt": "one"}')).rows == [Prompt("one")]
+    assert read_pairs(write(file, '{"chosen": "a", "rejected": "b"}')).rows == [Pair(None, "a", "b")]
 
 
 def test_further_columns_of_a_row_are_kept(file: Path):
-    prompts = sets.read_prompts(write(file, '{"id": 7, "prompt": "one", "answer": {"n": [1, null]}}'))
+    prompts = read_prompts(write(file, '{"id": 7, "prompt": "one", "answer": {"n": [1, null]}}'))
     assert prompts.rows[0].extra == {"id": 7, "answer": {"n": [1, None]}}
-    pairs = sets.read_pairs(write(file, '{"prompt": "p", "chosen": "a", "rejected": "b", "score": 0.5}'))
+    pairs = read_pairs(write(file, '{"prompt": "p", "chosen": "a", "rejected": "b", "score": 0.5}'))
     assert pairs.rows == [Pair("p", "a", "b", None, {"score": 0.5})]
-    seed = sets.read_pairs(write(file, '{"trait_name": "t", "pairs": [{"positive": "a", "negative": "b", "id": 1}]}'))
+    seed = read_pairs(write(file, '{"trait_name": "t", "pairs": [{"positive": "a", "negative": "b", "id": 1}]}'))
     assert seed.rows == [Pair(None, "a", "b", "t", {"id": 1})]
 
 
 def test_pairs_with_and_without_a_prompt_may_stand_together(file: Path):
     content = '{"prompt": "p", "chosen": "a", "rejected": "b"}\n{"chosen": "c", "rejected": "d"}\n'
-    assert [pair.prompt for pair in sets.read_pairs(write(file, content)).rows] == ["p", None]
+    assert [pair.prompt for pair in read_pairs(write(file, content)).rows] == ["p", None]
 
 
 def test_a_text_is_kept_as_it_is_written(file: Path):
     text = "  e\u0301\u2028\u0085\ttwo\r\nlines \U0001f600 "
-    assert sets.read_prompts(write(file, json.dumps({"prompt": text}, ensure_ascii=False))).rows[0].prompt == text
-    assert sets.read_prompts(write(file, json.dumps({"prompts": [text]}))).rows[0].prompt == text
+    assert read_prompts(write(file, json.dumps({"prompt": text}, ensure_ascii=False))).rows[0].prompt == text
+    assert read_prompts(write(file, json.dumps({"prompts": [text]}))).rows[0].prompt == text
 
 
 @pytest.mark.parametrize("content", [PROMPTS_JSON, PROMPTS_JSONL])
 def test_a_byte_order_mark_changes_nothing(file: Path, content: str):
-    assert sets.read_prompts(write(file, BOM + content.encode())).rows == sets.read_prompts(write(file, content)).rows
+    assert read_prompts(write(file, BOM + content.encode())).rows == read_prompts(write(file, content)).rows
 
 
 @pytest.mark.parametrize("content", ["{}\r\n{}\r\n", "\n\n{}\n \n\t\n{}\n\n\n", "{}\n{}"])
 def test_line_ends_of_windows_and_blank_lines_are_accepted(file: Path, content: str):
     content = content.replace("{}", '{"prompt": "one"}', 1).replace("{}", '{"prompt": " two "}', 1)
-    assert [row.prompt for row in sets.read_prompts(write(file, content)).rows] == ["one", " two "]
+    assert [row.prompt for row in read_prompts(write(file, content)).rows] == ["one", " two "]
 
 
 def test_rows_are_named_by_their_line_and_by_their_index_in_one_object(file: Path):
-    assert places(sets.read_prompts(write(file, '\n{"prompt": "a"}\n\n{"prompt": "b"}'))) == ("rows:2", "rows:4")
-    assert places(sets.read_prompts(write(file, '{"prompts": ["a",\n"b"]}'))) == ("rows:1 prompts[0]", "rows:2 prompts[1]")
+    assert places(read_prompts(write(file, '\n{"prompt": "a"}\n\n{"prompt": "b"}'))) == ("rows:2", "rows:4")
+    assert places(read_prompts(write(file, '{"prompts": ["a",\n"b"]}'))) == ("rows:1 prompts[0]", "rows:2 prompts[1]")
 
 
 def test_keys_beside_the_rows_that_nothing_reads_are_told(file: Path):
-    assert sets.read_prompts(write(file, '{"note": "x", "prompts": ["a"]}')).remarks == (
+    assert read_prompts(write(file, '{"note": "x", "prompts": ["a"]}')).remarks == (
         "note is not a key that is read here; its value changes nothing",
     )
-    assert sets.read_pairs(write(file, PAIRS_JSON.replace("{", '{"note": 1, ', 1))).remarks == (
+    assert read_pairs(write(file, PAIRS_JSON.replace("{", '{"note": 1, ', 1))).remarks == (
         "note is not a key that is read here; its value changes nothing",
     )
 
 
 def test_the_trait_of_a_set_is_the_one_that_all_its_rows_name(file: Path):
     row = '{{"chosen": "a", "rejected": "b", "trait_name": "{}"}}\n'
-    assert sets.read_pairs(write(file, row.format("calm") * 2)).trait_name == "calm"
-    assert sets.read_pairs(write(file, row.format("calm") + row.format("loud"))).trait_name is None
+    assert trait_of(read_pairs(write(file, row.format("calm") * 2)).rows) == "calm"
+    assert trait_of(read_pairs(write(file, row.format("calm") + row.format("loud"))).rows) is None
 
 
 @pytest.mark.parametrize("content", ["", "\n \r\n", BOM, '{"prompts": []}'])
 def test_no_prompts_are_refused(file: Path, content: str | bytes):
-    (line,) = refused(sets.read_prompts, file, content)
+    (line,) = refused(read_prompts, write(file, content))
     assert line.startswith("rows:")
     assert "prompt set contains no prompts" in line
 
 
 @pytest.mark.parametrize(("content", "name"), [("", "rows"), ('{"pairs": []}', "rows"), ('{"trait_name": "calm", "pairs": []}', "calm")])
 def test_no_pairs_are_refused_by_the_name_of_the_set(file: Path, content: str, name: str):
-    (line,) = refused(sets.read_pairs, file, content)
+    (line,) = refused(read_pairs, write(file, content))
     assert line.startswith("rows:")
     assert f"pair set {name} contains no pairs" in line
 
@@ -138,14 +111,14 @@ def test_no_pairs_are_refused_by_the_name_of_the_set(file: Path, content: str, n
 def test_an_empty_side_is_refused_by_line_index_and_name_of_the_set(file: Path, side: str, text: str):
     pair = {"positive": "a", "negative": "b"}
     broken = json.dumps({**pair, side: "@"}).replace("@", text)
-    (line,) = refused(sets.read_pairs, file, f'{{"trait_name": "calm", "pairs": [\n{json.dumps(pair)},\n{broken}]}}')
+    (line,) = refused(read_pairs, write(file, f'{{"trait_name": "calm", "pairs": [\n{json.dumps(pair)},\n{broken}]}}'))
     assert line.startswith("rows:3:")
     assert f"pairs[1].{side} " in line
     assert "pair set calm contains an empty positive or negative prompt" in line
 
 
 def test_an_empty_side_of_a_line_is_refused_by_the_path_of_the_set(file: Path):
-    (line,) = refused(sets.read_pairs, file, PAIRS_JSONL + '{"chosen": "", "rejected": "b"}')
+    (line,) = refused(read_pairs, write(file, PAIRS_JSONL + '{"chosen": "", "rejected": "b"}'))
     assert line.startswith("rows:2:12: chosen is empty; pair set rows contains an empty positive or negative prompt")
 
 
@@ -158,51 +131,51 @@ WRONG_TEXTS = [
     ('""', "is empty", "a text is expected; put one there or remove the row"),
     ('" \\n"', "holds nothing but whitespace", "a text is expected; put one there or remove the row"),
     ('"\\u200b\\ufeff"', "holds nothing but characters that cannot be seen", "a text is expected; put one there or remove the row"),
-    ('"a\\u0007"', "holds the control character U+0007, its character 2", "only tabs and line ends are text; remove it"),
+    ('"a\\u0007"', "holds the control character U+0007, its character 2", "of such only tabs and line ends are text; remove it"),
 ]
 
 
 @pytest.mark.parametrize(("value", "found", "expected"), WRONG_TEXTS)
 def test_what_is_not_a_text_with_something_in_it_is_refused_with_its_place(file: Path, value: str, found: str, expected: str):
     if value != "{}":  # an object in the list is a row
-        (line,) = refused(sets.read_prompts, file, f'{{"prompts": ["a",\n  {value}]}}')
+        (line,) = refused(read_prompts, write(file, f'{{"prompts": ["a",\n  {value}]}}'))
         assert line == f"rows:2:3: prompts[1] {found}; {expected}"
-    (line,) = refused(sets.read_prompts, file, f'{{"prompt": "a"}}\n{{"prompt": {value}}}')
+    (line,) = refused(read_prompts, write(file, f'{{"prompt": "a"}}\n{{"prompt": {value}}}'))
     assert line == f"rows:2:12: prompt {found}; {expected}"
-    (line,) = refused(sets.read_pairs, file, f'{{"chosen": "a", "rejected": {value}}}\n')
+    (line,) = refused(read_pairs, write(file, f'{{"chosen": "a", "rejected": {value}}}\n'))
     assert line.startswith(f"rows:1:29: rejected {found}; ")
-    (line,) = refused(sets.read_pairs, file, f'{{"chosen": "a", "rejected": "b", "prompt": {value}}}\n')
+    (line,) = refused(read_pairs, write(file, f'{{"chosen": "a", "rejected": "b", "prompt": {value}}}\n'))
     assert line == f"rows:1:44: prompt {found}; {expected}"
-    (line,) = refused(sets.read_pairs, file, f'{{"trait_name": {value}, "pairs": [{{"positive": "a", "negative": "b"}}]}}')
+    (line,) = refused(read_pairs, write(file, f'{{"trait_name": {value}, "pairs": [{{"positive": "a", "negative": "b"}}]}}'))
     assert line.startswith(f"rows:1:16: trait_name {found}; ")
 
 
 @pytest.mark.parametrize(
     ("read", "content", "expected"),
     [
-        (sets.read_prompts, '{"prompt": "a"}\n7', "rows:2:1: the row is a number (7); an object with prompt is expected"),
-        (sets.read_prompts, '{"prompt": "a"}\n{"q": 1}', "rows:2:1: prompt is missing, the row has the keys q; "),
-        (sets.read_prompts, '{"q": "a"}\n{"q": "b"}', "rows:1:1: prompt is missing, the row has the keys q; "),
-        (sets.read_prompts, '{"prompt": "a"}\n{}', "rows:2:1: prompt is missing, the row has no keys; "),
-        (sets.read_pairs, '{"chosen": "a"}', "rows:1:1: rejected is missing, the row has the keys chosen; "),
-        (sets.read_pairs, '{"pairs": [["a", "b"]]}', "rows:1:12: pairs[0] is a list; an object with chosen and rejected is expected"),
-        (sets.read_pairs, '{"pairs": [{"positive": "a"}]}', "rows:1:12: pairs[0].negative is missing, the row has the keys positive; "),
-        (sets.read_pairs, '{"pairs": "a"}', "rows:1:11: pairs is a text; a list is expected"),
-        (sets.read_prompts, '{"prompts": null}', "rows:1:13: prompts is null; a list is expected"),
-        (sets.read_pairs, '["a"]', "rows:1:2: [0] is a text; an object with chosen and rejected is expected; "),
-        (sets.read_pairs, '{"a": 1,\n"b": 2}', "rows:1:1: the file holds an object with the keys a, b; "),
-        (sets.read_prompts, PAIRS_JSON, "rows:1:1: the file holds an object with the keys trait_name, pairs; "),
-        (sets.read_pairs, PROMPTS_JSON, "rows:1:1: the file holds an object with the keys prompts; "),
-        (sets.read_prompts, " 3 ", "rows:1:2: the file holds a number (3); "),
+        (read_prompts, '{"prompt": "a"}\n7', "rows:2:1: the row is a number (7); an object with prompt is expected"),
+        (read_prompts, '{"prompt": "a"}\n{"q": 1}', "rows:2:1: prompt is missing, the row has the keys q; "),
+        (read_prompts, '{"q": "a"}\n{"q": "b"}', "rows:1:1: prompt is missing, the row has the keys q; "),
+        (read_prompts, '{"prompt": "a"}\n{}', "rows:2:1: prompt is missing, the row has no keys; "),
+        (read_pairs, '{"chosen": "a"}', "rows:1:1: rejected is missing, the row has the keys chosen; "),
+        (read_pairs, '{"pairs": [["a", "b"]]}', "rows:1:12: pairs[0] is a list; an object with chosen and rejected is expected"),
+        (read_pairs, '{"pairs": [{"positive": "a"}]}', "rows:1:12: pairs[0].negative is missing, the row has the keys positive; "),
+        (read_pairs, '{"pairs": "a"}', "rows:1:11: pairs is a text; a list is expected"),
+        (read_prompts, '{"prompts": null}', "rows:1:13: prompts is null; a list is expected"),
+        (read_pairs, '["a"]', "rows:1:2: [0] is a text; an object with chosen and rejected is expected; "),
+        (read_pairs, '{"a": 1,\n"b": 2}', "rows:1:1: the file holds an object with the keys a, b; "),
+        (read_prompts, PAIRS_JSON, "rows:1:1: the file holds an object with the keys trait_name, pairs; "),
+        (read_pairs, PROMPTS_JSON, "rows:1:1: the file holds an object with the keys prompts; "),
+        (read_prompts, " 3 ", "rows:1:2: the file holds a number (3); "),
         (
-            sets.read_pairs,
+            read_pairs,
             '{"pairs": [{"positive": "a", "negative": "b", "chosen": "c"}]}',
             "rows:1:57: pairs[0].chosen stands beside positive and negative; ",
         ),
     ],
 )
 def test_a_row_of_another_shape_is_refused_with_what_it_is(file: Path, read: Any, content: str, expected: str):
-    first = refused(read, file, content)[0]
+    first = refused(read, write(file, content))[0]
     assert first.startswith(expected), first
 
 
@@ -232,12 +205,12 @@ def test_a_row_of_another_shape_is_refused_with_what_it_is(file: Path, read: Any
     ],
 )
 def test_what_is_not_strict_json_is_refused_with_line_and_column(file: Path, content: str, expected: str):
-    (line,) = refused(sets.read_prompts, file, content)
+    (line,) = refused(read_prompts, write(file, content))
     assert line.startswith(expected), line
 
 
 def test_a_surrogate_pair_is_a_character(file: Path):
-    assert sets.read_prompts(write(file, '{"prompt": "\\ud83d\\ude00"}')).rows == [Prompt("\U0001f600")]
+    assert read_prompts(write(file, '{"prompt": "\\ud83d\\ude00"}')).rows == [Prompt("\U0001f600")]
 
 
 @pytest.mark.parametrize(
@@ -253,19 +226,19 @@ def test_a_surrogate_pair_is_a_character(file: Path):
     ],
 )
 def test_another_encoding_is_refused_with_line_and_byte(file: Path, content: bytes, expected: str):
-    (line,) = refused(sets.read_prompts, file, content)
+    (line,) = refused(read_prompts, write(file, content))
     assert line.startswith(expected), line
 
 
 def test_all_problems_are_told_at_once_in_the_order_of_the_file(file: Path):
     content = '{"chosen": 1}\n{"chosen": "a",}\n{"chosen": "", "rejected": null}\n{"chosen": NaN, "chosen": "b"}\n'
-    lines = refused(sets.read_pairs, file, content)
+    lines = refused(read_pairs, write(file, content))
     assert [line.split(": ")[0] for line in lines] == ["rows:1:1", "rows:2:16", "rows:3:12", "rows:3:28", "rows:4:12", "rows:4:17"]
-    assert [line.split(": ")[0] for line in refused(sets.read_prompts, file, b"\xc0\n\n\xc1")] == ["rows:1:1", "rows:3:1"]
+    assert [line.split(": ")[0] for line in refused(read_prompts, write(file, b"\xc0\n\n\xc1"))] == ["rows:1:1", "rows:3:1"]
 
 
 def test_problems_beyond_the_twentieth_are_counted(file: Path):
-    lines = refused(sets.read_prompts, file, '{"prompt": null}\n' * 25)
+    lines = refused(read_prompts, write(file, '{"prompt": null}\n' * 25))
     assert len(lines) == 21
     assert lines[-1] == "... and 5 more problems"
 
@@ -273,12 +246,13 @@ def test_problems_beyond_the_twentieth_are_counted(file: Path):
 def test_a_file_that_cannot_be_read_is_refused_by_its_path(file: Path):
     for path in (Path("absent"), Path()):
         with pytest.raises(DataError, match=rf"^{path}: cannot be read \("):
-            sets.read_prompts(path)
+            read_prompts(path)
 
 
 def test_reading_does_not_depend_on_the_locale(file: Path):
     write(file, '{"prompt": "é\u2028"}')
-    program = "from pathlib import Path; from stages.files.intake import sets; print(ascii(sets.read_prompts(Path('rows')).rows[0].prompt))"
+    program = "from pathlib import Path; from stages.files.intake import sets; "
+    program += "print(ascii(sets.read_prompts(Path('rows'), 'auto', {}).rows[0].prompt))"
     environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ascii("é\u2028")
@@ -286,9 +260,80 @@ def test_reading_does_not_depend_on_the_locale(file: Path):
 
 @needs_shared
 def test_real_files_are_read_whole():
-    pairs = sets.read_pairs(SHARED / "gsm8k_pairs.jsonl")
-    assert (len(pairs.rows), pairs.format, pairs.trait_name) == (240, "jsonl", None)
+    pairs = read_pairs(SHARED / "gsm8k_pairs.jsonl")
+    assert (len(pairs.rows), pairs.format, trait_of(pairs.rows)) == (240, "jsonl", None)
     assert all(pair.prompt for pair in pairs.rows)
-    prompts = sets.read_prompts(SHARED / "gsm8k_prompts.jsonl")
+    prompts = read_prompts(SHARED / "gsm8k_prompts.jsonl")
     assert len(prompts.rows) == 100
     assert all(set(row.extra) == {"answer"} for row in prompts.rows)
+
+
+CONTROLS = "\u0000 \u0008 \u000b \u000c \u001f \u007f \u0084 \u0086 \u009f \ufdd0 \ufdef \ufffe"
+UNDRAWN = "\u00ad \u061c \u180e \u200e \u202e \u2060 \u206f \ufff9 \u3164 \u2800 \ufe0f \u0301 \u115f \U000e0041 \u200b\ufeff"
+
+
+@pytest.mark.parametrize("character", CONTROLS.split(" "))
+def test_controls_and_noncharacters_are_refused_by_place(file: Path, character: str):
+    (line,) = refused(read_prompts, write(file, json.dumps({"prompt": f"ab{character}"})))
+    kind = "noncharacter" if character > "\u2000" else "control character"
+    assert line.startswith(f"rows:1:12: prompt holds the {kind} U+{ord(character):04X}, its character 3; ")
+
+
+@pytest.mark.parametrize("character", ["\t", "\n", "\r", "\u0085", "\u2028", "\u00ad", "\u200b", "\ufeff"])
+def test_tabs_line_ends_and_marks_of_format_beside_letters_are_text(file: Path, character: str):
+    assert read_prompts(write(file, json.dumps({"prompt": f"a{character}b"}))).rows == [Prompt(f"a{character}b")]
+
+
+@pytest.mark.parametrize("text", UNDRAWN.split(" "))
+def test_a_text_of_nothing_that_is_drawn_is_refused(file: Path, text: str):
+    (line,) = refused(read_prompts, write(file, json.dumps({"prompt": text})))
+    assert "prompt holds nothing but characters that cannot be seen; " in line
+
+
+@pytest.mark.parametrize("text", ["a", "\u4f60", "\U0001f600", "!", "e\u0301", "\u0915\u0940"])
+def test_a_single_character_that_is_drawn_is_a_text(file: Path, text: str):
+    assert read_prompts(write(file, json.dumps({"prompt": text}))).rows == [Prompt(text)]
+
+
+def test_flaws_of_a_whole_document_are_told_with_the_problems_of_its_rows(file: Path):
+    content = '{"prompts": ["a",\n {"prompt": "b", "x": 1, "x": 2},\n null,\n NaN, ""]}'
+    assert [line.partition(" is ")[0].partition(" stands")[0] for line in refused(read_prompts, write(file, content))] == [
+        'rows:2:26: the key "x"',
+        "rows:4:2: NaN",
+        "rows:3:2: prompts[2]",
+        "rows:4:7: prompts[4]",
+    ]
+
+
+@pytest.mark.parametrize("number", ["Infinity", "-Infinity", "-1e999", "9" * 4001, "-" + "9" * 4001])
+def test_numbers_that_json_or_python_cannot_have_are_refused_wherever_they_stand(file: Path, number: str):
+    (line,) = refused(read_prompts, write(file, f'{{"prompt": "a", "x": {number}}}'))
+    assert line.startswith(f"rows:1:22: {number if len(number) <= 20 else number[:20] + '...'} is no finite number of at most 4000 digits")
+    assert read_prompts(write(file, f'{{"prompt": "a", "x": {"9" * 4000}}}')).rows
+
+
+def test_a_broken_first_line_does_not_make_a_file_of_lines_a_document(file: Path):
+    content = '{"prompt": "a"\n{"prompt": "b"}\n'
+    (line,) = refused(read_prompts, write(file, BOM + content.encode()))
+    assert line.startswith("rows:1:15: broken JSON: ")
+    assert refused(read_prompts, write(file, '{\n"prompts": ["a"]\n"x": 1}'))[0].startswith(
+        "rows:3:1: broken JSON: expecting ',' delimiter"
+    )
+    assert read_prompts(write(file, BOM + b'{\n"prompts": ["a"]}')).rows == [Prompt("a")]
+
+
+def test_a_trait_is_kept_once_and_names_the_set_in_a_refusal(file: Path):
+    row = {"chosen": "a", "rejected": "b", "trait_name": "calm"}
+    assert read_pairs(write(file, json.dumps(row))).rows == [Pair(None, "a", "b", "calm")]
+    assert (
+        "; pair set calm contains an empty positive or negative prompt; "
+        in refused(read_pairs, write(file, json.dumps({**row, "rejected": ""})))[0]
+    )
+    assert read_prompts(write(file, '{"trait_name": "calm", "prompts": ["a"]}')).remarks == (
+        "trait_name is not a key that is read here; its value changes nothing",
+    )
+
+
+def test_strings_are_named_among_the_texts_after_messages(file: Path):
+    content = '{"chosen": [{"role": "assistant", "content": "a"}], "rejected": [{"role": "assistant", "content": "b"}]}\n' + PAIRS_JSONL * 2
+    assert read_pairs(write(file, content)).texts == "strings, messages"
