@@ -30,9 +30,6 @@ REFUSAL = re.compile(
 )
 """How a text that declines to answer begins."""
 
-FIRST = frozenset("IiSsUuAa")
-"""What that begins with."""
-
 MESSAGES_AS_TEXT = re.compile(r"""\s*\[\s*\{\s*['"](?:role|content|from|value)['"]\s*:""")
 """How a list of messages begins that was written as one text, as JSON or as Python shows it."""
 
@@ -177,8 +174,6 @@ def diversity(words: Sequence[Words]) -> float:
 
 def reads_as_refusal(text: str) -> bool:
     """Whether a text begins as those do that decline to answer; English phrases alone are known."""
-    if text.lstrip()[:1] not in FIRST:
-        return False
     return REFUSAL.match(text[:200].strip().replace("\u2019", "'")) is not None
 
 

@@ -25,6 +25,9 @@ MESSAGES = "messages"
 SIDES = ((CHOSEN, REJECTED), ("positive", "negative"))
 """What the better and the worse side may be called, where data.columns does not say."""
 
+OURS = {PROMPT: PROMPT, CHOSEN: CHOSEN, REJECTED: REJECTED}
+"""What most rows call them."""
+
 
 class Reading:
     """Reads a file row by row, and keeps what is wrong with it, to be told of at once."""
@@ -72,6 +75,8 @@ class Reading:
     def names(self, row: Row) -> dict[str, str]:
         """What the row calls each role: by data.columns where it has that column."""
         value = row.value if isinstance(row.value, dict) else {}
+        if not self.columns and CHOSEN in self.roles and CHOSEN in value and REJECTED in value:
+            return OURS
         style = max(SIDES, key=lambda style: sum(name in value for name in style))  # the first of equals
         names = {PROMPT: PROMPT} if CHOSEN not in self.roles else {PROMPT: PROMPT, CHOSEN: style[0], REJECTED: style[1]}
         for role, name in self.columns.items():

@@ -337,3 +337,8 @@ def test_a_trait_is_kept_once_and_names_the_set_in_a_refusal(file: Path):
 def test_strings_are_named_among_the_texts_after_messages(file: Path):
     content = '{"chosen": [{"role": "assistant", "content": "a"}], "rejected": [{"role": "assistant", "content": "b"}]}\n' + PAIRS_JSONL * 2
     assert read_pairs(write(file, content)).texts == "strings, messages"
+
+
+def test_prompts_of_a_file_of_pairs_keep_the_sides_as_further_columns(file: Path):
+    row = {"prompt": "p", "chosen": "a", "rejected": "b"}
+    assert read_prompts(write(file, json.dumps(row))).rows == [Prompt("p", {"chosen": "a", "rejected": "b"})]
