@@ -167,7 +167,7 @@ def test_a_temperature_of_zero_gives_every_draw_the_same_greedy_text(trained_pro
 
 
 def test_long_rows_are_skipped_whole_counted_and_named(trained_project: Path, capsys: pytest.CaptureFixture[str]):
-    # tokens with begin (and end): prompts 5 and 7; sides 6, 6 and 6, 12
+    # tokens with begin (and end): prompts 5 and 7; sides 6, 14 and 6, 6
     records.write_prompts(layout.HELDOUT_PROMPTS, [Prompt("the sister drops the cup."), Prompt("the guest cries.")])
     records.write_pairs(
         layout.HELDOUT_PAIRS,
@@ -183,7 +183,7 @@ def test_long_rows_are_skipped_whole_counted_and_named(trained_project: Path, ca
     assert {row["prompt"] for row in samples()} == {"the guest cries."}
     said = capsys.readouterr().err
     assert "skipped 1 prompts longer than max_sequence 6, of up to 7 tokens: prompt 0\n" in said
-    assert "skipped 1 pairs longer than max_sequence 6, of up to 12 tokens: pair 0\n" in said
+    assert "skipped 1 pairs longer than max_sequence 6, of up to 14 tokens: pair 0\n" in said
 
 
 def test_a_refused_run_leaves_every_earlier_output_as_it_was(trained_project: Path):
