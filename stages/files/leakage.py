@@ -6,7 +6,7 @@ split's hash cannot see. Training rows of both files count, since evaluate takes
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from stages.files.inspection import Finding
@@ -82,6 +82,7 @@ def near_leaked(files: Sequence[Divided], most: int, advance: Callable[[], objec
                 for text in identity(file.rows[row]):
                     training.add(len(trained), text)
                     trained.append((file, row))
+    look = lru_cache(maxsize=None)(training.find)  # many rows have one prompt
     findings = []
     for file in files:
         found = Finding(
@@ -89,7 +90,7 @@ def near_leaked(files: Sequence[Divided], most: int, advance: Callable[[], objec
         )
         for row in file.first(most):
             if row in sides[file.name]:
-                like = next((like for text in identity(file.rows[row]) if (like := training.find(text)) is not None), None)
+                like = next((like for text in identity(file.rows[row]) if (like := look(text)) is not None), None)
                 if like is not None:
                     found.add(row, partial(_like, *trained[like]))
             advance()

@@ -19,6 +19,9 @@ PERMUTATIONS = 128
 BANDS = 16
 """Two texts of similarity s share a band with probability 1 - (1 - s^8)^16: 0.95 at 0.8, 0.24 at 0.6."""
 
+LONGEST = 50_000
+"""Characters of a text that are looked at, its first ones."""
+
 ESTIMATED = 0.7
 """Estimated similarity from which a candidate is compared: the estimate's deviation is 0.035 at the threshold."""
 
@@ -54,7 +57,7 @@ class NearIndex:
 
 def shingles(text: str) -> set[str]:
     """The shingles of a text; of one shorter than a shingle, or of punctuation alone, the text itself."""
-    plain = _BETWEEN.sub(" ", text.casefold()).strip() or text.strip()
+    plain = _BETWEEN.sub(" ", text[:LONGEST].casefold()).strip() or text[:LONGEST].strip()
     return {plain[start : start + SHINGLE] for start in range(max(1, len(plain) - SHINGLE + 1))}
 
 

@@ -29,7 +29,7 @@ MEANINGS = {
     LABELS_IN_TEXTS: "hold a turn's label, Human: or Assistant:, inside a text{}, which makes other turns of it",
     TRANSCRIPTS: "are conversations, written as Human: and Assistant: turns{}, since no chat template is applied",
     OPENED_OTHERWISE: "have a side that the template opens in another way than the generation marker{}, scored as the template writes it",
-    MERGED_TOKENS: "have a side whose tokens would be others if it and the prompt were one text{}; they are encoded apart, as in sampling",
+    MERGED_TOKENS: "have a side whose tokens would be others if it and the prompt were one text{}; apart they are encoded, as in sampling",
     REWRITTEN_TEXTS: "hold a text that the template leaves out or changes{}",
 }
 PROMPT_NOTES = (SPECIAL_STRINGS, LABELS_IN_TEXTS, REWRITTEN_TEXTS)
@@ -108,11 +108,11 @@ def require_positions(key: str, what: str, tokens: int, new_tokens: int, base: B
 
 def say_unknown(renderer: Renderer) -> int:
     """Tells which words the tokenizer does not know; returns how many tokens they became."""
-    total = renderer.unknown.total()
+    total = renderer.encoder.unknown.total()
     if total:
-        words = [f"{word} ({times})" for word, times in renderer.unknown.most_common(NAMED)]
-        more = len(renderer.unknown) - len(words)
-        of_all = f"{total} of {renderer.tokens} tokens ({total / renderer.tokens:.1%})"
+        words = [f"{word} ({times})" for word, times in renderer.encoder.unknown.most_common(NAMED)]
+        more = len(renderer.encoder.unknown) - len(words)
+        of_all = f"{total} of {renderer.encoder.tokens} tokens ({total / renderer.encoder.tokens:.1%})"
         say(f"{of_all} are unknown to the tokenizer: {', '.join(words)}{f' and {more} more' if more else ''}")
     return total
 

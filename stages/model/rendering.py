@@ -2,24 +2,23 @@
 
 A prompt ends with the generation marker; where a conversation is written raw, as a transcript, that is the open answer. A
 rendered template is encoded as it is; raw text gets the token that the tokenizer itself begins with. A side of a pair ends
-with its end token, as a completion does: what a template writes after it is cut, raw text gets it appended. Prompt and side
-are encoded apart, as a completion follows a prompt. A string in a text that is a special token's own is encoded as text.
+with its end token, as a completion does: what a template writes after it is cut, raw text gets it appended. A side begins with
+the very tokens of its prompt, as what is sampled does: where prompt and side as one text have others, they are encoded apart.
 """
 
-import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple
 
-from transformers import BatchEncoding, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from stages.core.errors import BaseError, DataError
+from stages.core.errors import DataError
 from stages.files import transcript
 from stages.files.base_record import APPLIED, BaseRecord
 from stages.files.records import ASSISTANT, USER, Conversation, Message, Pair, Text
 from stages.model import templates
+from stages.model.encoding import Encoded, Encoder, Rendered, strings
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 """What fences a text while the template writes around it: two of Unicode's noncharacters, which validate lets no text hold."""
@@ -28,28 +27,15 @@ SPECIAL_STRINGS = "special_strings"
 """A text holds the string of a special token, encoded as text."""
 TRANSCRIPTS = "transcripts"
 """A conversation is written as a transcript, since no template is applied."""
+LABELS_IN_TEXTS = "labels_in_texts"
+"""A turn holds a label that makes another turn of what follows, in the transcript that it is written into."""
+REWRITTEN_TEXTS = "rewritten_texts"
+"""The template leaves a text out or changes it, in more than whitespace."""
 OPENED_OTHERWISE = "opened_otherwise"
 """The template opens a side in another way than the generation marker does; it is scored as the template writes it."""
 MERGED_TOKENS = "merged_tokens"
-"""A side's tokens would be others if prompt and side were encoded as one text; they are encoded apart."""
-LABELS_IN_TEXTS = "labels_in_texts"
-"""A text holds a label that makes another turn of what follows, in the transcript that it is written into."""
-REWRITTEN_TEXTS = "rewritten_texts"
-"""The template leaves a text out or changes it, in more than whitespace."""
-NOTES = (SPECIAL_STRINGS, LABELS_IN_TEXTS, TRANSCRIPTS, OPENED_OTHERWISE, MERGED_TOKENS, REWRITTEN_TEXTS)
-
-
-class Rendered(NamedTuple):
-    """A text as the model is to see it, and where in it the user's own texts stand."""
-
-    text: str
-    spans: tuple[tuple[int, int], ...] | None
-    """Start and end of each, whitespace around it left out, in order; None where the template changes what it writes."""
-
-    def after(self, start: int) -> "Rendered":
-        """What follows a place in the text."""
-        spans = None if self.spans is None else tuple((max(0, low - start), high - start) for low, high in self.spans if high > start)
-        return Rendered(self.text[start:], spans)
+"""Prompt and side as one text have other tokens where they meet; they are encoded apart."""
+NOTES = (SPECIAL_STRINGS, LABELS_IN_TEXTS, TRANSCRIPTS, REWRITTEN_TEXTS, OPENED_OTHERWISE, MERGED_TOKENS)
 
 
 class EncodedPair(NamedTuple):
@@ -70,30 +56,21 @@ class Renderer:
 
     tokenizer: PreTrainedTokenizerBase
     base: BaseRecord
-    unknown: Counter[str] = field(default_factory=Counter)
-    """Words that became the unknown token, with how often."""
-    tokens: int = 0
-    """Tokens of the texts, of those that are rendered twice once."""
     special: Counter[str] = field(default_factory=Counter)
     """Special tokens whose strings texts hold, with how often."""
     notes: Counter[str] = field(default_factory=Counter)
     """The notes, with how often each was called for."""
-    _written: dict[str, list[int]] = field(default_factory=dict)
-    """Special tokens in pieces of the template's own, which are the same in every row."""
+
+    def __post_init__(self) -> None:
+        self.encoder = Encoder(self.tokenizer, self.base)
 
     def prompt(self, prompt: Text) -> list[int]:
         """Token ids of a prompt, ready to be completed."""
-        opening = self._opening(prompt)
-        self._compare(opening.text, prompt)
-        return self._begin(self._encode(opening, prompt))
+        return self._begin(self._opened(prompt)[1].ids)
 
     def pair(self, pair: Pair) -> EncodedPair:
         """Token ids of both sides, prompt included."""
-        opening, begun = Rendered("", ()), list[int]()
-        if pair.prompt is not None:
-            opening = self._opening(pair.prompt)
-            self._compare(opening.text, pair.prompt)
-            begun = self._encode(opening, pair.prompt)
+        opening, begun = (Rendered("", ()), Encoded([], Counter())) if pair.prompt is None else self._opened(pair.prompt)
         return EncodedPair(*(self._side(pair.prompt, opening, begun, side) for side in (pair.chosen, pair.rejected)))
 
     def text(self, ids: list[int]) -> str:
@@ -104,164 +81,96 @@ class Renderer:
         """A rendered sequence as one line: the text with special tokens, quoted, and the ids."""
         return f"{self.tokenizer.decode(ids)!r} = {ids}"
 
-    def _opening(self, prompt: Text) -> Rendered:
-        """The prompt with its generation marker."""
+    def _opened(self, prompt: Text) -> tuple[Rendered, Encoded]:
+        """The prompt with its generation marker, as text and as tokens."""
         if self.base.chat_template == APPLIED:
-            return self._apply(_turns(prompt, USER), marker=True)
-        if isinstance(prompt, str):
-            return _own(prompt)
-        return _own(self._transcript(prompt) + transcript.OPEN_ANSWER)
+            opening = self._apply(_turns(prompt, USER), marker=True)
+        elif isinstance(prompt, str):
+            opening = _own(prompt)
+        else:
+            opening = _own(self._transcript(prompt) + transcript.OPEN_ANSWER)
+        encoded = self.encoder.encode(opening, [prompt])
+        self._note(opening, prompt, encoded.became)
+        return opening, encoded
+
+    def _side(self, prompt: Text | None, opening: Rendered, begun: Encoded, side: Text) -> list[int]:
+        whole = self._whole(prompt, opening, side)
+        texts = [side] if prompt is None else [prompt, side]
+        encoded = self.encoder.encode(whole, texts)
+        ids, became = encoded.ids, encoded.became - begun.became
+        if not whole.text.startswith(opening.text):
+            self.notes[OPENED_OTHERWISE] += 1
+        elif ids[: len(begun.ids)] != begun.ids:
+            self.notes[MERGED_TOKENS] += 1
+            rest = self.encoder.encode(whole.after(len(opening.text)), [side])
+            ids, became = begun.ids + rest.ids, rest.became
+        self._note(whole, side, became)
+        if self.base.chat_template != APPLIED:
+            return [*self._begin(ids), self.base.end_tokens[0]]
+        return self._ended(ids, whole)
+
+    def _ended(self, ids: list[int], whole: Rendered) -> list[int]:
+        """The tokens of a side up to the first end token behind its last answer, which gets one where the template writes none.
+
+        Where the template changes the answer's end, so that it is not found, an end token with nothing but whitespace behind it
+        is taken for it.
+        """
+        ends = [place for place, token in enumerate(ids) if token in self.base.end_tokens]
+        if whole.end is None:
+            closing = int(bool(ends) and not self.tokenizer.decode(ids[ends[-1] + 1 :]).strip())
+        else:
+            closing = self.encoder.ends_in(whole.text[whole.end :])
+        return ids[: ends[-closing] + 1] if closing else [*ids, self.base.end_tokens[0]]
+
+    def _whole(self, prompt: Text | None, opening: Rendered, side: Text) -> Rendered:
+        """Prompt and side as one text."""
+        if self.base.chat_template == APPLIED:
+            whole = self._apply([*(() if prompt is None else _turns(prompt, USER)), *_turns(side, ASSISTANT)], marker=False)
+            if whole.spans is None and whole.text.startswith(opening.text) and not self.encoder.holds_special(side):
+                return whole._replace(spans=opening.spans)  # no special token behind the prompt can be the user's
+            return whole
+        if isinstance(prompt, str | None) and isinstance(side, str):
+            return _own(opening.text + side)
+        written = self._transcript(_turns(side, ASSISTANT))
+        return _own(opening.text + written.removeprefix(transcript.OPEN_ANSWER) if prompt is not None else written)
 
     def _transcript(self, conversation: Conversation) -> str:
         self.notes[TRANSCRIPTS] += 1
         self.notes[LABELS_IN_TEXTS] += any(transcript.holds_label(message.content) for message in conversation)
         return transcript.write(conversation)
 
-    def _side(self, prompt: Text | None, opening: Rendered, begun: list[int], side: Text) -> list[int]:
-        whole = self._whole(prompt, opening.text, side)
-        if whole.text.startswith(opening.text):
-            ids = begun + self._encode(whole.after(len(opening.text)), side)
-            self.notes[MERGED_TOKENS] += prompt is not None and ids != self._encode(whole, prompt, side, count=False)
-        else:
-            self.notes[OPENED_OTHERWISE] += 1
-            ids = self._encode(whole, *([] if prompt is None else [prompt]), side)
-        if self.base.chat_template != APPLIED:
-            return [*self._begin(ids), self.base.end_tokens[0]]
-        self._compare(whole.text, side)
-        ends = [place for place, token in enumerate(ids) if token in self.base.end_tokens]
-        closing = self._ends_behind(whole, begun, len(ends))
-        return ids[: ends[-closing] + 1] if closing else [*ids, self.base.end_tokens[0]]
-
-    def _ends_behind(self, whole: Rendered, begun: list[int], every: int) -> int:
-        """How many of all end tokens in a rendered side stand behind its last answer.
-
-        Where the template changes what it writes, so that the answer is not found: those that the prompt has not.
-        """
-        if whole.spans is None:
-            return max(0, every - sum(token in self.base.end_tokens for token in begun))
-        return sum(token in self.base.end_tokens for token in self._tokenize(whole.text[whole.spans[-1][1] :]).input_ids)
-
-    def _whole(self, prompt: Text | None, opening: str, side: Text) -> Rendered:
-        """Prompt and side as one text."""
-        if self.base.chat_template == APPLIED:
-            return self._apply([*(() if prompt is None else _turns(prompt, USER)), *_turns(side, ASSISTANT)], marker=False)
-        if isinstance(prompt, str | None) and isinstance(side, str):
-            return _own(opening + side)
-        written = self._transcript(_turns(side, ASSISTANT))
-        return _own(opening + written.removeprefix(transcript.OPEN_ANSWER) if opening else written)
-
     def _apply(self, messages: Sequence[Message], *, marker: bool) -> Rendered:
         try:
-            text, fenced = (
-                templates.apply(self.tokenizer, [message._asdict() for message in turns], marker=marker)
-                for turns in (messages, [Message(role, _fenced(content)) for role, content in messages])
-            )
+            text = templates.apply(self.tokenizer, messages, marker=marker)
         except templates.FAULTS as error:
             roles = " then ".join(message.role for message in messages)
             raise DataError(
                 f"base.chat_template: the checkpoint's template refuses {roles} ({error}); "
                 f"{'give every pair a prompt, or ' if messages[0].role == ASSISTANT else ''}set base.chat_template=off"
             ) from error
-        return Rendered(text, _spans(text, fenced, len(messages)))
+        try:
+            spans = _spans(text, templates.apply(self.tokenizer, list(map(_fenced, messages)), marker=marker), len(messages))
+            if spans is not None:
+                return Rendered(text, spans, spans[-1][1])
+            closed = templates.apply(self.tokenizer, [*messages[:-1], _closed(messages[-1])], marker=marker)
+        except templates.FAULTS:  # of what a fence does to a text; the text itself it takes
+            return Rendered(text, None)
+        return Rendered(text, None, closed.index(_CLOSE) if closed.count(_CLOSE) == 1 and closed.replace(_CLOSE, "") == text else None)
 
-    def _compare(self, rendered: str, text: Text) -> None:
-        """Notes a text of which a turn is not in what the template wrote."""
+    def _note(self, rendered: Rendered, text: Text, became: Counter[int]) -> None:
+        """Counts what was noticed of a text: words that are not known, special tokens' strings, turns that are not in what was written."""
+        self.encoder.count(text)
+        if became:
+            self.special.update({str(self.tokenizer.decode([token])): times for token, times in became.items()})
+            self.notes[SPECIAL_STRINGS] += 1
         if self.base.chat_template == APPLIED:
             self.notes[REWRITTEN_TEXTS] += not all(
-                string.strip() in rendered or "".join(string.split()) in "".join(rendered.split()) for string in _strings(text)
+                string.strip() in rendered.text or "".join(string.split()) in "".join(rendered.text.split()) for string in strings(text)
             )
 
     def _begin(self, ids: list[int]) -> list[int]:
         begin = self.base.begin_token
         return ids if self.base.chat_template == APPLIED or begin is None else [begin, *ids]
-
-    @cached_property
-    def _special_ids(self) -> frozenset[int]:
-        """Tokens that no text of a user's may become; the unknown token is none of them."""
-        added = self.tokenizer.added_tokens_decoder
-        return frozenset(number for number, token in added.items() if token.special) - {self.tokenizer.unk_token_id}
-
-    @cached_property
-    def _special_string(self) -> re.Pattern[str]:
-        strings = {str(self.tokenizer.added_tokens_decoder[number]) for number in self._special_ids} - {""}
-        longest_first = sorted(strings, key=lambda string: (-len(string), string))
-        return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")" if strings else r"(?!)()")
-
-    def _encode(self, rendered: Rendered, *texts: Text, count: bool = True) -> list[int]:
-        """Token ids of what was rendered of these texts; where one of them became a special token, they are encoded apart, as text."""
-        encoded = self._tokenize(rendered.text)
-        ids = list(encoded.input_ids)
-        found = Counter(token for token in ids if token in self._special_ids)
-        pieces: list[tuple[str, bool]] = []
-        if found and rendered.spans is None:
-            self._require_no_special(texts)
-        elif found:
-            pieces = list(_pieces(rendered))
-            found.subtract(token for piece, is_users in pieces if not is_users for token in self._template_specials(piece))
-        if +found and pieces:
-            ids = [token for piece, is_users in pieces for token in self._encode_apart(piece, is_users, count)]
-            if count:
-                self.special.update({str(self.tokenizer.decode([token])): times for token, times in (+found).items()})
-                self.notes[SPECIAL_STRINGS] += 1
-        elif count:
-            self._count(rendered.text, encoded)
-        if (highest := max(ids, default=0)) >= self.base.vocabulary:
-            raise BaseError(
-                f"base.model: the tokenizer gives token {highest} ({self.tokenizer.decode([highest])!r:.40}), and the embedding has "
-                f"{self.base.vocabulary} rows; resize the model's embedding to its tokenizer and save both"
-            )
-        return ids
-
-    def _template_specials(self, piece: str) -> list[int]:
-        """The special tokens in what the template itself writes, which is the same in every row."""
-        if piece not in self._written:
-            self._written[piece] = [token for token in self._tokenize(piece).input_ids if token in self._special_ids]
-        return self._written[piece]
-
-    def _encode_apart(self, piece: str, is_users: bool, count: bool) -> list[int]:
-        """Token ids of a piece; of a user's, with no special token among them."""
-        encoded = self._tokenize(piece, split_special_tokens=is_users)
-        parts = [(piece, encoded)]
-        if is_users and not self._special_ids.isdisjoint(encoded.input_ids):
-            # The tokenizer knows such a string as a word too: character by character it is none.
-            split = enumerate(self._special_string.split(piece))
-            strings = [string for place, part in split for string in (part if place % 2 else [part])]
-            parts = [(string, self._tokenize(string, split_special_tokens=True)) for string in strings]
-        ids = [token for _, one in parts for token in one.input_ids]
-        if is_users and not self._special_ids.isdisjoint(ids):
-            raise DataError(
-                f"the text {piece!r:.80} becomes a special token however it is encoded; text alone is expected; remove that string"
-            )
-        if count:
-            for string, one in parts:
-                self._count(string, one)
-        return ids
-
-    def _require_no_special(self, texts: Sequence[Text]) -> None:
-        """Raises DataError where one of these texts becomes a special token by itself, and the template hides where it went."""
-        for text in texts:
-            for string in _strings(text):
-                if not self._special_ids.isdisjoint(self._tokenize(string).input_ids):
-                    raise DataError(
-                        f"base.chat_template: the template changes the text {string!r:.80}, which holds a special token's string, so that "
-                        "it cannot be encoded as text; remove it from the data, or set base.chat_template=off"
-                    )
-
-    def _tokenize(self, text: str, **options: bool) -> BatchEncoding:
-        return self.tokenizer(text, add_special_tokens=False, **options) if text else BatchEncoding({"input_ids": []})
-
-    def _count(self, text: str, encoded: BatchEncoding) -> None:
-        """Counts the tokens of a text, and the words among them that the tokenizer does not know."""
-        self.tokens += len(encoded.input_ids)
-        unknown = self.tokenizer.unk_token_id
-        if unknown is not None and unknown in encoded.input_ids and unknown not in self.base.end_tokens:
-            for place, token in enumerate(encoded.input_ids):
-                if token == unknown:
-                    self.unknown[self._word(text, encoded, place)] += 1
-
-    def _word(self, text: str, encoded: BatchEncoding, place: int) -> str:
-        span = encoded.token_to_chars(place) if self.tokenizer.is_fast else None
-        return text[span.start : span.end] if span else str(self.tokenizer.unk_token)
 
 
 def _turns(text: Text, role: str) -> Conversation:
@@ -269,19 +178,21 @@ def _turns(text: Text, role: str) -> Conversation:
     return (Message(role, text),) if isinstance(text, str) else text
 
 
-def _strings(text: Text) -> tuple[str, ...]:
-    return (text,) if isinstance(text, str) else tuple(message.content for message in text)
-
-
 def _own(text: str) -> Rendered:
     """A text that no template wrote: all of it is the user's."""
-    return Rendered(text, ((0, len(text)),))
+    return Rendered(text, ((0, len(text)),), len(text))
 
 
-def _fenced(text: str) -> str:
-    """The text with a fence around all but its outer whitespace, which a template may strip."""
-    core = text.strip()
-    return text.replace(core, f"{_OPEN}{core}{_CLOSE}", 1)
+def _fenced(message: Message) -> Message:
+    """The message with a fence around all of its content but the outer whitespace, which a template may strip."""
+    core = message.content.strip()
+    return message._replace(content=message.content.replace(core, f"{_OPEN}{core}{_CLOSE}", 1))
+
+
+def _closed(message: Message) -> Message:
+    """The message with the end of the fence alone."""
+    core = message.content.rstrip()
+    return message._replace(content=core + _CLOSE + message.content[len(core) :])
 
 
 def _spans(text: str, fenced: str, most: int) -> tuple[tuple[int, int], ...] | None:
@@ -295,13 +206,3 @@ def _spans(text: str, fenced: str, most: int) -> tuple[tuple[int, int], ...] | N
         spans.append((len(plain), len(plain) + len(inside)))
         plain += inside + outside
     return tuple(spans) if plain == text and 0 < len(spans) <= most else None
-
-
-def _pieces(rendered: Rendered) -> Iterator[tuple[str, bool]]:
-    """The text in pieces, each with whether it is the user's."""
-    done = 0
-    for low, high in rendered.spans or ():
-        yield rendered.text[done:low], False
-        yield rendered.text[low:high], True
-        done = high
-    yield rendered.text[done:], False

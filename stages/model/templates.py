@@ -7,6 +7,7 @@ from jinja2 import TemplateError, TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
 from stages.core.errors import BaseError
+from stages.files.records import USER, Message
 
 NO_CLOCK = "{%- macro strftime_now(format) -%}01 January 2025{%- endmacro -%}"
 """Put before a template: some write today's date into every prompt, which would give other numbers every day."""
@@ -23,10 +24,14 @@ def text(tokenizer: PreTrainedTokenizerBase) -> str | None:
     return json.dumps(template, sort_keys=True) if isinstance(template, dict) else template
 
 
-def apply(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]], *, marker: bool) -> str:
+def apply(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], *, marker: bool) -> str:
     """The messages as the template writes them, with the generation marker or without; raises one of FAULTS."""
     template = NO_CLOCK + str(tokenizer.chat_template)
-    return str(tokenizer.apply_chat_template(list(messages), chat_template=template, tokenize=False, add_generation_prompt=marker))
+    return str(
+        tokenizer.apply_chat_template(
+            [message._asdict() for message in messages], chat_template=template, tokenize=False, add_generation_prompt=marker
+        )
+    )
 
 
 def require_one(tokenizer: PreTrainedTokenizerBase, model: str) -> None:
@@ -37,7 +42,7 @@ def require_one(tokenizer: PreTrainedTokenizerBase, model: str) -> None:
             "keep one in its tokenizer, or set base.chat_template=off"
         )
     try:
-        apply(tokenizer, [{"role": "user", "content": "a"}], marker=True)
+        apply(tokenizer, [Message(USER, "a")], marker=True)
     except TemplateSyntaxError as error:
         raise BaseError(
             f"base.model: {model}: its chat template is no Jinja: line {error.lineno}: {error.message}; "

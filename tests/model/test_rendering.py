@@ -136,16 +136,16 @@ def test_words_that_the_tokenizer_does_not_know_are_counted_by_name():
     raw = renderer()
     assert raw.prompt("the zebra drops the 🦓 zebra") == [*tiny.ids("the"), UNKNOWN, *tiny.ids("drops the"), UNKNOWN, UNKNOWN]
     raw.pair(Pair("the child", "is zebra", "fine"))
-    assert raw.unknown == {"zebra": 3, "🦓": 1}
+    assert raw.encoder.unknown == {"zebra": 3, "🦓": 1}
 
 
 def test_nothing_is_counted_where_every_word_is_known_or_the_tokenizer_has_no_unknown_token():
     raw = renderer()
     raw.pair(Pair("the child", "is calm", "harsh"))
-    assert raw.unknown == {}
+    assert raw.encoder.unknown == {}
     silent = renderer(unknown=False)
     silent.prompt("the zebra")
-    assert silent.unknown == {}
+    assert silent.encoder.unknown == {}
 
 
 def test_a_completion_is_shown_without_special_tokens_and_a_sequence_with_them():
@@ -158,7 +158,6 @@ def test_a_completion_is_shown_without_special_tokens_and_a_sequence_with_them()
 def test_a_template_that_asks_for_the_date_gets_the_same_one_every_day():
     dated = renderer("applied", template="{{ strftime_now('%d %B %Y') }} {{ messages[0]['content'] }}")
     assert dated.tokenizer.decode(dated.prompt("red")) == "<unk> <unk> <unk> red"
-    assert dated.unknown == {"01": 1, "January": 1, "2025": 1}
 
 
 @pytest.mark.parametrize("template", ["{{ messages[0]['content'] + 1 }}", "{{ 1 / 0 }}", "{{ messages[7]['content'].x.y }}"])
@@ -266,7 +265,6 @@ def test_a_string_that_a_tokenizer_knows_as_a_word_is_no_special_token_either():
     raw = renderer(begins=True)
     assert raw.prompt("<s> the child") == [BEGIN, *[UNKNOWN] * 3, *tiny.ids("the child")]
     assert raw.pair(Pair("the child", "is </s>", "fine")).chosen == [BEGIN, *tiny.ids("the child is"), *[UNKNOWN] * 4, END]
-    assert raw.unknown == {"<": 2, "s": 2, ">": 2, "/": 1}
     assert raw.special == {"<s>": 1, "</s>": 1}
 
 
@@ -294,7 +292,7 @@ def test_tokens_that_would_merge_across_the_end_of_the_prompt_are_noted_and_kept
 def test_each_text_is_counted_once_though_a_prompt_stands_in_both_sides():
     raw = renderer()
     raw.pair(Pair("the zebra", " is", " fine zebra"))
-    assert (raw.unknown, raw.tokens) == ({"zebra": 2}, 5)
+    assert (raw.encoder.unknown, raw.encoder.tokens) == ({"zebra": 2}, 5)
 
 
 ENDS_USERS = (
@@ -363,7 +361,7 @@ def test_a_special_token_that_the_normalizer_makes_is_text_too():
 def test_a_special_tokens_string_that_the_template_cuts_is_refused_and_other_cut_texts_are_noted():
     template = "{% for m in messages %}{{ m.content[:6] }}{% endfor %}"
     chat = bytes_renderer("applied", template)
-    with pytest.raises(DataError, match=r"^base.chat_template: the template changes the text 'ab<turn> c', which holds a special "):
+    with pytest.raises(DataError, match=r"^base.chat_template: the template changes what it writes around 'ab<turn> c', which holds a "):
         bytes_renderer("applied", template.replace("6", "8")).prompt("ab<turn> c")
     chat.prompt("abcdefgh")
     assert chat.notes[REWRITTEN_TEXTS] == 1
@@ -409,3 +407,60 @@ def test_an_answer_to_a_conversation_stands_behind_the_label_and_a_space(side: s
     assert raw.tokenizer.decode(ids[:-1]) == f"\n\nHuman: a\n\nAssistant:{text}"
     assert raw.tokenizer.decode(raw.pair(Pair("a", side, "b")).chosen[:-1]) == f"a{side}"
     assert raw.tokenizer.decode(raw.pair(Pair(None, side, "b")).chosen[:-1]) == side
+
+
+THINKS = (
+    "{% for m in messages %}{% set c = m.content.split('</think>')[-1] | trim %}{{ m.role + ' : ' + c + ' <turn> over ' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant : ' }}{% endif %}"
+)
+"""A template that leaves out what an answer thinks, as several do."""
+
+
+def test_an_answer_that_the_template_shortens_is_whole_to_its_own_end_token():
+    chat = renderer("applied", template=THINKS)
+    opened = tiny.ids("user : the child <turn> over assistant : ")
+    side = (Message("assistant", "fine"), AGAIN, Message("assistant", "over </think> is calm"))
+    rest = tiny.ids("fine <turn> over user : the friend drops <turn> over assistant : is calm <turn>")
+    assert chat.pair(Pair("the child", side, "harsh")).chosen == [*opened, *rest]
+    promptless = chat.pair(Pair(None, (USER, side[2]), (AGAIN, side[2])))
+    assert promptless.chosen == [*opened, *tiny.ids("is calm <turn>")]
+    assert promptless.rejected == tiny.ids("user : the friend drops <turn> over assistant : is calm <turn>")
+
+
+def test_a_special_string_in_a_prompt_is_text_though_the_template_shortens_the_answer():
+    chat = bytes_renderer("applied", THINKS)
+    shown = chat.tokenizer.decode(chat.pair(Pair("c <turn> d", "x </think> y", "z")).chosen)
+    assert shown == "user : c <turn> d <turn> over assistant : y <turn>"
+    assert chat.special == {"<turn>": 1}
+    with pytest.raises(DataError, match="the template changes what it writes around 'x </think> y <turn>'"):
+        chat.pair(Pair("c", "x </think> y <turn>", "z"))
+
+
+def test_a_template_that_hides_where_the_answer_ends_ends_it_at_the_last_end_token_if_nothing_follows():
+    for tail, end in (("' <turn> '", TURN), ("' '", END), ("' <turn> over '", END)):
+        template = "{% for m in messages %}{{ m.content.split()[0] + " + tail + " }}{% endfor %}"
+        chat = renderer("applied", template=template)
+        ids = chat.pair(Pair("the child", "is calm", "fine")).chosen
+        assert ids[-1] == end
+        assert ids.count(tiny.IDS["is"]) == 1
+
+
+def test_an_unknown_token_that_no_text_becomes_is_a_special_token_as_any_other():
+    chat = bytes_renderer("absent")
+    chat.tokenizer.unk_token = tiny.TURN
+    raw = Renderer(chat.tokenizer, chat.base)
+    turn = raw.tokenizer.convert_tokens_to_ids(tiny.TURN)
+    assert turn not in raw.prompt("say <turn> now")
+    assert raw.special == {"<turn>": 1}
+    assert raw.encoder.unknown == {}
+
+
+def test_prompt_and_side_are_the_tokens_of_the_whole_wherever_that_begins_with_the_prompts():
+    # Such tokenizers put a mark before every text that they are given, which no text in the middle has.
+    chat = bytes_renderer("applied", "{% for m in messages %}{{ m.content + '<turn>' }}{% endfor %}")
+    words = Tokenizer.from_str(chat.tokenizer.backend_tokenizer.to_str())
+    words.normalizer = normalizers.Prepend("_")
+    marked = PreTrainedTokenizerFast(tokenizer_object=words, eos_token=tiny.END, extra_special_tokens=[tiny.TURN])
+    raw = Renderer(marked, dataclasses.replace(chat.base, vocabulary=len(marked), chat_template="off", begin_token=None))
+    assert raw.pair(Pair("ab", "cd", "e")).chosen[:-1] == marked("abcd", add_special_tokens=False).input_ids
+    assert not raw.notes[MERGED_TOKENS]

@@ -10,6 +10,7 @@ from typing import Any
 
 from stages.core.errors import DataError, SettingsError
 from stages.core.progress import bar
+from stages.files import transcript
 from stages.files.intake import shapes
 from stages.files.intake.detection import open_table
 from stages.files.intake.rows import FORMATS, Row, described, listed
@@ -52,8 +53,8 @@ class Reading:
         """The keys of data.columns that a row was read by."""
         self._unmapped: dict[str, str] = {}
         """The others, where a row has the column that is known without data.columns, with the first such place."""
-        self._moved: set[str] = set()
-        """Columns that are kept under another name, since data.columns names another in their stead."""
+        self._moved: dict[tuple[str, str], None] = {}
+        """Columns that are kept under another name, since data.columns names another in their stead, with that name."""
         self._lacking: dict[tuple[str, ...], list[int]] = {}
         """Where in the problems each set of absent columns is told of, and how many more rows it is absent from."""
         self._taken_as_strings = 0
@@ -127,10 +128,11 @@ class Reading:
             self.refuse(row, *field, found=self._of_another_kind(found))
             return None
         self._kinds.add(TRANSCRIPTS if found else STRINGS)
-        if not found:
-            return text.strip() if column == "side" and self._transcripts.get(PROMPT) else text
+        follows = not found and column == "side" and self._transcripts.get(PROMPT)
+        if not found and not follows:
+            return text
         try:
-            return shapes.conversation_of(text, role)
+            return shapes.conversation_of(transcript.OPEN_ANSWER + text if follows else text, role)
         except ShapeError as error:
             self.refuse(row, *field, found=error.phrase)
             return None
@@ -147,9 +149,9 @@ class Reading:
                 self.refuse(row, key, found=f"stands beside {names[CHOSEN]} and {names[REJECTED]}; a side stands in one column; {advice}")
             name = key
             if key in names:
-                self._moved.add(key)
                 while name in row.value:
                     name = f"source_{name}"
+                self._moved[key, name] = None
             extra[name] = value
         if not extra:
             return NOTHING
@@ -200,8 +202,8 @@ class Reading:
             yield f"{key} is not a key that is read here; its value changes nothing"
         if self.further_columns:
             yield f"further columns, kept beside each row: {', '.join(self.further_columns)}"
-        for key in sorted(self._moved):
-            yield f"its column {key} is kept as source_{key}, since data.columns names another"
+        for key, name in self._moved:
+            yield f"its column {key} is kept as {name}, since data.columns names another"
         if self._taken_as_strings:
             yield f"{self._taken_as_strings} strings read as transcripts, and are taken as they are, since data.format is {self.form}"
 

@@ -97,9 +97,12 @@ def _answer(side: Conversation, before: Conversation | None) -> Text:
 
 
 def _shared(one: Conversation, other: Conversation) -> Conversation:
-    """The turns that two conversations begin with, up to the last of the user's that the assistant answers in both."""
+    """The turns that two conversations begin with, up to the last of the user's that the assistant answers in both.
+
+    Texts are compared but for whitespace around them and the form of their Unicode, as the split compares prompts.
+    """
     length = 0
-    for mine, theirs in zip(one[:-1], other[:-1], strict=False):
+    for mine, theirs in zip(_plain(one[:-1]), _plain(other[:-1]), strict=False):
         if mine != theirs:
             break
         length += 1

@@ -233,6 +233,9 @@ def test_a_column_called_as_ours_is_kept_under_another_name_where_data_columns_n
         "further columns, kept beside each row: source_prompt, x",
         "its column prompt is kept as source_prompt, since data.columns names another",
     )
+    taken = read_prompts(write(file, '{"question": "a", "prompt": "b", "source_prompt": "c"}'), "auto", COLUMNS)
+    assert taken.rows == [Prompt("a", {"source_source_prompt": "b", "source_prompt": "c"})]
+    assert taken.remarks[1] == "its column prompt is kept as source_source_prompt, since data.columns names another"
     content = '{"prompt": "p", "good": "a", "bad": "b", "chosen": "c", "positive": "d"}'
     assert read_pairs(write(file, content), "auto", COLUMNS).rows == [Pair("p", "a", "b", None, {"source_chosen": "c", "positive": "d"})]
 

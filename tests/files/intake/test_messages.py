@@ -282,3 +282,14 @@ def test_a_list_of_texts_names_the_item_at_fault(file: Path):
     file.write_text('["a", 3]')
     (line,) = refused(read_prompts, file)
     assert line.startswith("rows:1:7: [1] is a number (3); a text or a list of messages is expected; ")
+
+
+def test_answers_of_several_turns_may_follow_a_transcript(file: Path):
+    later = " two\n\nHuman: three\n\nAssistant: four"
+    pair = read_pair(file, prompt=HH.format("")[:-1], chosen=later, rejected="five")
+    assert pair == Pair(turns(U1), turns(A1, U2, A2), "five")
+
+
+def test_sides_that_begin_with_one_turn_spelled_twice_share_it(file: Path):
+    spelled = [[{"role": "user", "content": text}, answer] for text, answer in (("caf\u00e9", A1), (" cafe\u0301", A2))]
+    assert read_pair(file, chosen=spelled[0], rejected=spelled[1]) == Pair((Message("user", "caf\u00e9"),), "two", "four")
