@@ -350,6 +350,55 @@ def test_a_file_in_which_every_row_is_messages_written_as_a_string_is_refused_an
     assert validate.main(params(heldout_fraction=0)).report["stringified_pairs"] == 1
 
 
+def test_how_a_file_was_read_is_told_and_nothing_that_was_not_found(project: Path, capsys: pytest.CaptureFixture[str]):
+    validate.main(params(near_duplicates=100))
+    said = capsys.readouterr().err.splitlines()
+    assert "data/prompts.json: read as json, its texts as strings" in said
+    assert not any("near duplicates were looked for" in line or line.startswith(("duplicate_prompts", "equal_sides")) for line in said)
+
+
+def test_the_format_and_the_share_that_are_set_are_those_used(project: Path):
+    with pytest.raises(DataError, match=r"^data/prompts\.json:1:1: prompt is missing"):
+        validate.main(params(format="jsonl"))
+    assert validate.main(params(heldout_fraction=0.25)).report["heldout_fraction"] == 0.25
+
+
+def test_prompts_that_are_all_written_as_strings_are_refused_and_a_dropped_pair_saves_no_set(project: Path):
+    messages = json.dumps([{"role": "user", "content": "a"}])
+    write_pairs([{"positive": messages, "negative": "c"}, {"positive": "d", "negative": "d"}])
+    with pytest.raises(DataError, match="every row holds a list of messages"):
+        validate.main(params(heldout_fraction=0))
+    write_pairs([PAIR])
+    write_prompts([messages])
+    with pytest.raises(DataError, match=r"^data/prompts\.json:1 prompts\[0\]: every row holds a list of messages"):
+        validate.main(params(heldout_fraction=0))
+
+
+def test_a_folder_in_the_place_of_a_file_is_refused(project: Path):
+    with pytest.raises(DataError, match=r"^data: cannot be read \(it is not a regular file\)"):
+        validate.main(params(prompts="data"))
+
+
+def test_outputs_appear_together_or_not_at_all(project: Path, monkeypatch: pytest.MonkeyPatch):
+    validate.main(params())
+    before = written()
+
+    def full(path: Path, value: Any) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(validate.outputs, "write_json", full)
+    with pytest.raises(OSError, match="No space left"):
+        validate.main(params(seed=1))
+    assert written() == before
+
+
+def test_every_key_of_the_report_stands_in_the_readme(project: Path):
+    readme = (ROOT / "README.md").read_text()
+    for key in validate.main(params()).report:
+        general = key.replace("prompts", "<name>").replace("pairs", "<name>")
+        assert f"`{key}`" in readme or f"`{general}`" in readme, key
+
+
 def test_a_split_that_holds_out_nothing_by_chance_is_told(project: Path, capsys: pytest.CaptureFixture[str]):
     write_prompts(["one"])
     assert validate.main(params(heldout_fraction=1e-9)).report["heldout_prompts"] == 0

@@ -25,7 +25,7 @@ class Checked(NamedTuple):
     @property
     def looked_at(self) -> int:
         """Of how many they were."""
-        return len(self.file.first(self.near_duplicates))
+        return min(self.near_duplicates, sum(map(len, self.file.split)))
 
 
 def require_preferences(pairs: RowSet[Pair], kept: Sequence[int]) -> None:

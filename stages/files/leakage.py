@@ -34,7 +34,7 @@ class Divided(NamedTuple):
 
 def steps(files: Sequence[Divided], most: int) -> int:
     """How often `compare` will call `advance`."""
-    return 2 * sum(len(file.first(most)) for file in files)
+    return 2 * sum(min(most, sum(map(len, file.split))) for file in files)
 
 
 def compare(files: Sequence[Divided], most: int, advance: Callable[[], object]) -> list[list[Finding]]:

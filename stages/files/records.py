@@ -64,7 +64,7 @@ def as_json(text: Text) -> Any:
 
 def write_prompts(path: Path, prompts: Iterable[Prompt]) -> None:
     """Writes prompts as lines that `load_prompts` reads back unchanged."""
-    outputs.write_jsonl(path, ({PROMPT: as_json(row.prompt), **row.extra} for row in prompts))
+    outputs.write_jsonl(path, (_apart({PROMPT: as_json(row.prompt)}, row.extra) for row in prompts))
 
 
 def write_pairs(path: Path, pairs: Iterable[Pair]) -> None:
@@ -85,7 +85,13 @@ def load_pairs(path: Path, at_least: int = 0) -> list[Pair]:
 def _line(pair: Pair) -> dict[str, Any]:
     row = {} if pair.prompt is None else {PROMPT: as_json(pair.prompt)}
     row |= {CHOSEN: as_json(pair.chosen), REJECTED: as_json(pair.rejected)}
-    return {**row, **({} if pair.trait_name is None else {TRAIT_NAME: pair.trait_name}), **pair.extra}
+    row |= {} if pair.trait_name is None else {TRAIT_NAME: pair.trait_name}
+    return _apart(row, pair.extra)
+
+
+def _apart(row: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+    assert row.keys().isdisjoint(extra), "a further column has the name of a text"
+    return {**row, **extra}
 
 
 def _loaded(path: Path, build: Callable[[dict[str, Any]], T], at_least: int) -> list[T]:
@@ -99,7 +105,10 @@ def _loaded(path: Path, build: Callable[[dict[str, Any]], T], at_least: int) -> 
     found: list[T] = []
     for number, line in enumerate(lines, 1):
         try:
-            found.append(build(json.loads(line)))
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise TypeError
+            found.append(build(row))
         except (ValueError, TypeError, KeyError, RecursionError):
             raise DataError(f"{path}:{number}: not a row as validate writes it; {again}") from None
     if len(found) < at_least:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from stages.core.errors import TrainingError
+from stages.core.errors import DataError, TrainingError
 from stages.core.progress import say
 from stages.files.base_record import BaseRecord
 from stages.files.records import Pair, Prompt
@@ -123,7 +123,10 @@ def _rendered(what: str, rows: Sequence[R], render: Callable[[R], E], renderer: 
     noted: dict[str, list[int]] = {key: [] for key in NOTES}
     before, special = renderer.notes.copy(), renderer.special.copy()
     for index, row in enumerate(rows):
-        found.append(render(row))
+        try:
+            found.append(render(row))
+        except DataError as error:
+            raise DataError([f"{problem} ({what} {index})" for problem in error.problems]) from error
         if renderer.notes != before:
             for key in NOTES:
                 if renderer.notes[key] > before[key]:

@@ -142,12 +142,11 @@ class Encoder:
 
     def _require_no_special(self, texts: Sequence[Text]) -> None:
         """Raises DataError where one of these texts becomes a special token by itself, and the template hides where it went."""
-        for text in texts:
-            if self.holds_special(text):
-                raise DataError(
-                    f"base.chat_template: the template changes what it writes around {text!r:.80}, which holds a special token's string: "
-                    "it cannot be encoded as text; remove it from the data, or set base.chat_template=off"
-                )
+        for string in (string for text in texts for string in strings(text) if self.holds_special(string)):
+            raise DataError(
+                f"base.chat_template: the template changes what it writes around {string!r:.80}, which holds a special token's string: "
+                "it cannot be encoded as text; remove it from the data, or set base.chat_template=off"
+            )
 
     def _ids(self, text: str, **options: bool) -> list[int]:
         return list(self._tokenize(text, **options).input_ids)

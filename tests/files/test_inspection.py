@@ -166,3 +166,27 @@ def test_a_finding_names_its_first_rows_and_counts_the_rest():
     finding.add(3)
     finding.add(4, "chosen")
     assert finding.line("q:{}".format) == "k: 5 (are odd): q:0, q:1, q:2 and 2 more"
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_pairs_that_differ_in_a_system_turn_are_no_duplicates(place: int):
+    texts = [turns("p"), turns("q", "a"), turns("q", "b")]
+    other = [(Message("system", "be calm"), *text) if number == place else text for number, text in enumerate(texts)]
+    assert of_pairs(tuple(texts), tuple(other))["duplicate_pairs"] == []
+    assert of_pairs(tuple(texts), tuple(texts))["duplicate_pairs"] == ["1"]
+
+
+def test_a_prompt_is_no_refusal_and_words_are_compared_in_one_form_of_unicode():
+    assert of_pairs(("I'm sorry, what?", "a", "b"))["refusal_sides"] == []
+    words = Words()
+    words.add("\u00e9", "E\u0301")
+    assert words.distinct == {"\u00e9"}
+
+
+VERBS = "help assist answer provide comply fulfil do discuss create write support engage give".split()
+OTHER_WAYS = ("I will not help", "I can not help", "I am so sorry", *(f"Unfortunately, I {verb}" for verb in ("am", "will", "do", "can")))
+
+
+@pytest.mark.parametrize("text", [*(f"I can't {verb}" for verb in VERBS), *OTHER_WAYS])
+def test_every_phrase_of_declining_is_known(text: str):
+    assert inspection.reads_as_refusal(text)

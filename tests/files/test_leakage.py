@@ -168,3 +168,32 @@ def test_every_row_that_is_looked_at_advances_the_bar():
         calls.clear()
         leakage.compare([file, file], most, lambda: calls.append(1))
         assert len(calls) == leakage.steps([file, file], most) == 4 * min(most, 6)
+
+
+def test_a_row_without_a_prompt_leaks_by_either_side():
+    pairs = [Pair(None, "c", "u"), Pair(None, "a", "u"), Pair(None, "c", "b"), Pair(None, "x", "y")]
+    assert rows(leakage.leaked(divided("pairs", pairs, [1, 2, 3]), [divided("pairs", pairs, [1, 2, 3])])) == [1, 2]
+    near = divided("pairs", [Pair(None, "a key", ONE), Pair(None, "a cup", f"{ONE}!"), Pair(None, f"{ONE}?", "toy")], [1, 2])
+    assert rows(leakage.near_leaked([near], 3, nothing)[0]) == [1, 2]
+
+
+def test_training_rows_beyond_those_looked_at_are_not_compared():
+    file = divided("prompts", [Prompt("a"), Prompt(f"{ONE}!"), Prompt(ONE)], [1])
+    assert rows(leakage.near_leaked([file], 2, nothing)[0]) == []
+    assert rows(leakage.near_leaked([file], 3, nothing)[0]) == [1]
+
+
+def test_pairs_that_share_prompt_and_one_side_alone_are_not_near():
+    pairs = [Pair(ONE, "yes", OTHER), Pair(ONE, "yes", "something else that has nothing to do with any of the others here")]
+    assert rows(leakage.near_duplicates(divided("pairs", pairs, []), 2, nothing)) == []
+
+
+def test_of_several_candidates_the_most_similar_is_found_and_of_equal_ones_the_first():
+    index = NearIndex()
+    for number, text in enumerate((f"{ONE} with a plate and a toy", f"{ONE} with a plate and", f"{ONE} with a plate")):
+        index.add(number, text)
+    assert index.find(f"{ONE} with a plate!") == 2
+    twice = NearIndex()
+    for number in (5, 3):
+        twice.add(number, ONE)
+    assert twice.find(f"{ONE}!") == 3

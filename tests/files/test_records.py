@@ -57,6 +57,8 @@ def test_a_written_pair_carries_its_trait_and_leaves_out_what_it_has_not(tmp_pat
 BROKEN = [
     b"{",
     b"3",
+    b"null",
+    b'"a"',
     b"[]",
     b'{"prompt": "a"}',
     b'{"chosen": "a", "rejected": 3}',

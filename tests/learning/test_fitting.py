@@ -1,8 +1,10 @@
 """Which rows fit: the limits to the token, the counts, the lines on stderr and the refusals."""
 
+import dataclasses
+
 import pytest
 
-from stages.core.errors import TrainingError
+from stages.core.errors import DataError, TrainingError
 from stages.files.records import Message, Pair, Prompt
 from stages.learning.fitting import fitting_pairs, fitting_prompts, require_positions, say_unknown
 from stages.model import toy
@@ -191,3 +193,17 @@ def test_the_strings_that_are_named_are_those_of_the_rows_told_of(renderer, caps
 def test_no_pairs_at_all_fit_without_a_word(renderer, capsys):
     assert fitting_pairs("evaluate", [], renderer, 5, "evaluate on").pairs == []
     assert capsys.readouterr().err == ""
+
+
+def test_five_rows_are_named_without_a_rest_and_the_count_is_of_those_skipped(renderer, capsys):
+    found = fitting_prompts("grpo", prompts(*[words(9)] * 5, "the"), renderer, 4)
+    assert found.skipped_long == 5
+    assert "skipped 5 prompts longer than max_sequence 4, of up to 10 tokens: prompt 0, 1, 2, 3, 4" in capsys.readouterr().err.splitlines()
+
+
+def test_a_row_that_cannot_be_rendered_is_named():
+    base = dataclasses.replace(runs.base_record(), chat_template="applied")
+    tokenizer = toy.tokenizer()
+    tokenizer.chat_template = "{{ messages[0]['content'] + (1 if messages[0]['content'] == 'the' else '') }}"
+    with pytest.raises(DataError, match=r"^base\.chat_template: the checkpoint's template refuses user .*\(prompt 1\)$"):
+        fitting_prompts("grpo", prompts("a", "the"), Renderer(tokenizer, base), 9)

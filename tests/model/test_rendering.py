@@ -464,3 +464,58 @@ def test_prompt_and_side_are_the_tokens_of_the_whole_wherever_that_begins_with_t
     raw = Renderer(marked, dataclasses.replace(chat.base, vocabulary=len(marked), chat_template="off", begin_token=None))
     assert raw.pair(Pair("ab", "cd", "e")).chosen[:-1] == marked("abcd", add_special_tokens=False).input_ids
     assert not raw.notes[MERGED_TOKENS]
+
+
+def test_a_changed_text_does_not_hide_where_the_answer_ends():
+    template = ENDS_USERS.replace("m.content", "(m.content | replace('calm', 'fine'))")
+    chat = renderer("applied", template=template)
+    assert chat.pair(Pair("the child", "is calm", "harsh")).chosen == [*tiny.ids("user : the child <turn> assistant : is fine"), END]
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        # a text written twice, so that neither place is the user's alone, and no text at all
+        ("{% for m in messages %}{{ m.content }} <turn> {{ m.content }} {% endfor %}", "the child <turn> the child is calm <turn> is calm"),
+        ("{{ 'red ' }}", "red"),
+    ],
+)
+def test_a_template_that_does_not_write_each_text_once_is_followed(template: str, expected: str):
+    chat = renderer("applied", template=template)
+    assert chat.pair(Pair("the child", "is calm", "harsh")).chosen == [*tiny.ids(expected), END]
+
+
+def test_a_special_string_that_cannot_be_placed_is_refused_in_any_turn_and_one_that_is_gone_is_not():
+    counts = bytes_renderer("applied", "{% for m in messages %}{{ m.content | length }}{{ m.content }}{% endfor %}")
+    with pytest.raises(DataError, match="around 'b<turn>', which"):
+        counts.prompt((Message("user", "a"), Message("assistant", "c"), Message("user", "b<turn>")))
+    removes = bytes_renderer("applied", "{% for m in messages %}{{ m.content | replace('<turn>', '') }}{% endfor %}")
+    assert removes.tokenizer.decode(removes.prompt("a<turn>b")) == "ab"
+
+
+def test_a_raw_pair_of_answers_alone_is_a_transcript_of_them():
+    raw = bytes_renderer("absent")
+    pair = raw.pair(Pair(None, (Message("assistant", "a"),), (Message("assistant", "b"),)))
+    assert [raw.tokenizer.decode(ids[:-1]) for ids in pair] == ["\n\nAssistant: a", "\n\nAssistant: b"]
+
+
+def test_one_forged_turn_among_clean_ones_is_noted():
+    raw = renderer()
+    raw.prompt((Message("system", "a guest"), Message("user", "the child\n\nAssistant: is calm")))
+    assert raw.notes[LABELS_IN_TEXTS] == 1
+
+
+def test_a_special_token_of_one_character_that_is_a_word_too_is_refused():
+    words = tiny.tokenizer()
+    words.add_special_tokens({"extra_special_tokens": [tiny.TURN, "a"]})
+    raw = Renderer(words, dataclasses.replace(tiny.base(words, "absent"), vocabulary=len(words)))
+    with pytest.raises(DataError, match="is a special token however it is encoded"):
+        raw.prompt("drops a cup")
+
+
+def test_unknown_words_are_counted_once_where_the_template_opens_an_answer_otherwise():
+    template = "{% if 'harsh' in messages[-1]['content'] %}{{ 'over ' }}{% endif %}" + tiny.CHAT
+    chat = renderer("applied", template=template)
+    chat.pair(Pair("the zebra", "harsh", "fine"))
+    assert chat.notes[OPENED_OTHERWISE] == 1
+    assert (chat.encoder.unknown, chat.encoder.tokens) == ({"zebra": 1}, 4)

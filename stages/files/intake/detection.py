@@ -25,7 +25,7 @@ def open_table(path: Path, form: str | None, key: str, columns: Collection[str],
             raise DataError(f"{path}: data.format is {form}, and the file {kind} Parquet by its first bytes; set it to auto")
         if not is_parquet:
             utf8.require_text(path, head)
-        found = form or _detected(path, head, key, columns)
+        found = form or (PARQUET if is_parquet else _detected(path, head, key, columns))
         if not head.strip():
             return Table(path, found, iter(()), str)
         match found:
@@ -55,8 +55,6 @@ def _head(path: Path) -> bytes:
 
 
 def _detected(path: Path, head: bytes, key: str, columns: Collection[str]) -> str:
-    if head.startswith(parquet_rows.MAGIC):
-        return PARQUET
     start = head.lstrip()[:1]
     if start == b"{":
         first = next(line.text for line in utf8.read_lines(path) if line.text.strip() or line.problem)

@@ -81,7 +81,9 @@ def read_document(path: Path, key: str, columns: Collection[str], expected: str)
     except FlawedError as flawed:
         if not flawed.is_sound:
             raise DataError(_located(document, flawed)) from None
-        return _table(document, flawed.value, key, columns, expected)._replace(problems=tuple(_located(document, flawed)))
+        return _table(document, flawed.value, key, columns, expected)._replace(
+            flaws=tuple((document.at(flaw.offset), flaw.phrase) for flaw in flawed.flaws)
+        )
     return _table(document, value, key, columns, expected)
 
 
@@ -96,7 +98,7 @@ def _table(document: Document, value: Any, key: str, columns: Collection[str], e
             raise DataError(f"{document.place(key)}: {key} is {described(items)}; a list is expected; write [...]")
         return _list(document, items, (key,), value, top)
     if isinstance(value, dict) and any(column in value for column in columns):
-        return Table(path, JSON, iter([top]), lambda _: f"{path}:1")
+        return Table(path, JSON, iter([top]), lambda _: top.place().rpartition(":")[0])
     found = f"an object with {listed(value)}" if isinstance(value, dict) else described(value)
     raise DataError(f"{document.place()}: the file holds {found}; {expected} is expected; rewrite it in that shape")
 

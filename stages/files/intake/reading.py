@@ -104,12 +104,15 @@ class Reading:
             self.reader.problems.append(f"{row.place()}: {what}, the row has {listed(row.value)}; {expected}; {advice}")
         return bool(absent)
 
-    def text(self, row: Row, role: str, *field: str, empty: str = EMPTY) -> Text | None:
-        """The text at a field of the row, a transcript as its turns; None where it has problems, which are kept."""
+    def text(self, row: Row, role: str, *field: str, empty: str = EMPTY, follows: bool = False) -> Text | None:
+        """The text at a field of the row, a transcript as its turns; None where it has problems, which are kept.
+
+        Where it `follows` a transcript, a string that is none is the next turn, or turns.
+        """
         value = row.value[field[0]] if field else row.value
         column = role if role == PROMPT else "side"
         # As most are. A transcript is on several lines.
-        if self._transcripts.get(column) is False and not self._transcripts.get(PROMPT) and isinstance(value, str) and is_plain(value):
+        if self._transcripts.get(column) is False and not follows and isinstance(value, str) and is_plain(value):
             self._kinds.add(STRINGS)
             return value
         text = self.reader.text(row, value, *field, empty=empty)
@@ -123,16 +126,15 @@ class Reading:
             self._taken_as_strings += 1
             found = False
         # Sides that follow a transcript may be bare answers.
-        forced = self.form == TRANSCRIPTS and not (column == "side" and PROMPT in self._transcripts)
+        forced = self.form == TRANSCRIPTS and not follows
         if found != self._transcripts.setdefault(column, found or forced):
             self.refuse(row, *field, found=self._of_another_kind(found))
             return None
         self._kinds.add(TRANSCRIPTS if found else STRINGS)
-        follows = not found and column == "side" and self._transcripts.get(PROMPT)
         if not found and not follows:
             return text
         try:
-            return shapes.conversation_of(transcript.OPEN_ANSWER + text if follows else text, role)
+            return shapes.conversation_of(text if found else transcript.OPEN_ANSWER + text, role)
         except ShapeError as error:
             self.refuse(row, *field, found=error.phrase)
             return None
@@ -144,7 +146,7 @@ class Reading:
         for key, value in row.value.items():
             if key in names.values():
                 continue
-            if key in sides and not {CHOSEN, REJECTED} & set(self.columns):
+            if key in sides and names[CHOSEN] in sides and names[REJECTED] in sides:
                 advice = "remove or rename it, or say with data.columns which are read"
                 self.refuse(row, key, found=f"stands beside {names[CHOSEN]} and {names[REJECTED]}; a side stands in one column; {advice}")
             name = key
@@ -179,8 +181,8 @@ class Reading:
         for role in sorted(self._mapped & set(self._unmapped)):
             lacking = f"the row has no {self.columns[role]}, which data.columns.{role} names and other rows have"
             problems.append(f"{self._unmapped[role]}: {lacking}; one name in every row is expected; rename the column")
-        told = {problem.partition(": ")[0] for problem in table.problems}
-        every = [*table.problems, *(problem for problem in problems if problem.partition(": ")[0] not in told)]
+        told = tuple(f"{place}: " for place, _ in table.flaws)  # what is flawed JSON may be no text either
+        every = [f"{place}: {phrase}" for place, phrase in table.flaws] + [line for line in problems if not line.startswith(told)]
         if every:
             raise DataError(every)
 
@@ -217,14 +219,18 @@ class Reading:
 
     def _require_names_apart(self) -> None:
         """Raises SettingsError where data.columns reads two texts of a row from one column."""
+        problems = []
         for role, name in self.columns.items():
             others = (other for other in (*self.roles, TRAIT_NAME) if other != role)
             taken = next((other for other in others if name == self.columns.get(other) or self._is_known_as(other, name)), None)
             if taken is not None:
-                raise SettingsError(
+                problems.append(
                     f"data.columns.{role}: the column {name} is read as the {taken} already; each text has one of its own; "
                     f"name another{'' if taken == TRAIT_NAME else f', or set data.columns.{taken} too'}"
                 )
+
+        if problems:
+            raise SettingsError(problems)
 
     def _is_known_as(self, role: str, name: str) -> bool:
         """Whether this column is read as the role where data.columns does not say."""

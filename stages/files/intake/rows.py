@@ -35,7 +35,7 @@ class Row(NamedTuple):
     number: int
     """Its line, or its index where lines do not tell rows apart; what Table.label takes."""
     size: int = 0
-    """Bytes of the file that were read for it."""
+    """Bytes of the file that were read for it, or characters, which a bar of progress shows; 0 where that is not known."""
     problems: tuple[str, ...] = ()
 
     def place(self, *field: str | int) -> str:
@@ -59,8 +59,8 @@ class Table(NamedTuple):
     """What stands beside the rows, at the top of one JSON object."""
     top: Row | None = None
     """That object; None where there is none."""
-    problems: tuple[str, ...] = ()
-    """What is wrong with the file beside its rows."""
+    flaws: tuple[tuple[str, str], ...] = ()
+    """Of a whole document, what is not strict JSON in it: place and phrase of each."""
 
 
 def dotted(*parts: str | int) -> str:

@@ -93,7 +93,8 @@ def read_pairs(path: Path, form: str, columns: Mapping[str, str | None]) -> Pair
         own = reading.trait_name(row, value[TRAIT_NAME]) if TRAIT_NAME in value else trait_name
         empty = f"pair set {own or path} contains an empty positive or negative prompt; write a text or remove the pair"
         given = reading.text(row, PROMPT, names[PROMPT]) if names[PROMPT] in value else None
-        chosen, rejected = (reading.text(row, side, names[side], empty=empty) for side in (CHOSEN, REJECTED))
+        follows = isinstance(given, tuple) and isinstance(value[names[PROMPT]], str)  # of a transcript, not of a list
+        chosen, rejected = (reading.text(row, side, names[side], empty=empty, follows=follows) for side in (CHOSEN, REJECTED))
         further = reading.further(row, {**names, TRAIT_NAME: TRAIT_NAME})
         if chosen is None or rejected is None or (given is None and names[PROMPT] in value):
             continue

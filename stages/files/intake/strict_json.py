@@ -101,7 +101,7 @@ def _integer(digits: str) -> int:
 
 
 STRICT = json.JSONDecoder(object_pairs_hook=_pairs, parse_constant=_constant, parse_float=_number, parse_int=_integer)
-LENIENT = json.JSONDecoder(parse_int=float)
+LENIENT = json.JSONDecoder(parse_int=lambda digits: int(digits) if len(digits) <= LONGEST_INTEGER else float(digits))
 
 
 def _syntax(error: json.JSONDecodeError, text: str) -> Flaw:

@@ -1,5 +1,6 @@
 """CSV and Parquet, which format a file is taken for, and what is said of one that is none."""
 
+import contextlib
 import datetime
 import decimal
 import gzip
@@ -14,6 +15,7 @@ import pyarrow.parquet
 import pytest
 
 from stages.core.errors import SettingsError
+from stages.files.intake import reading
 from stages.files.records import Message, Pair, Prompt
 from tests.files.intake.files import read_pairs, read_prompts, refused, write
 
@@ -403,3 +405,56 @@ def test_nesting_behind_a_flaw_is_refused_too(file: Path):
     for flaw in ('{"k": 1, "k": 2}', "NaN", "1e999"):
         content = f'{{"prompt": "a", "z": {flaw}, "x": {"[" * 100_000}{"]" * 100_000}}}\n'
         assert refused(read_prompts, write(file, content))[0].startswith("rows:1:1: the JSON is nested too deeply")
+
+
+@pytest.mark.parametrize("columns", [{"prompt": "question"}, {"chosen": "good"}, {"rejected": "bad"}])
+def test_two_names_for_one_side_are_refused_where_no_mapping_tells_them_apart(file: Path, columns: dict[str, str | None]):
+    content = '{"chosen": "a", "rejected": "b", "positive": "c"}'
+    assert "positive stands beside chosen and rejected; " in refused(read_pairs, write(file, content), "auto", columns)[0]
+
+
+def test_a_column_that_is_mapped_in_no_row_is_no_fault_of_the_rows(file: Path):
+    content = '{"question": "q", "chosen": "a", "rejected": "b"}'
+    found = read_pairs(write(file, content), "auto", {"prompt": "question", "chosen": "good", "rejected": "bad"})
+    assert (found.rows, found.mapped) == ([Pair("q", "a", "b")], {"prompt"})
+
+
+def test_places_in_quoted_fields_of_many_lines_and_quotes(file: Path):
+    for content, place in (('"a\nb\nc",', "4:4"), ('"a ""b"" c",', "2:13"), ("a,", "2:3")):
+        (line,) = refused(read_pairs, write(file, f"chosen,rejected\n{content}\n"))
+        assert line.startswith(f"rows:{place}: rejected is empty; "), (content, line)
+
+
+def test_nothing_is_read_behind_a_record_whose_quotes_are_broken(file: Path):
+    assert len(refused(read_prompts, write(file, 'prompt,x\nc,"b"d\ne\n'))) == 1
+
+
+@pytest.mark.parametrize("magic", [b"\x1f\x8b", b"PK\x03\x04", b"\x28\xb5\x2f\xfd", b"BZh91AY&SY", b"\xfd7zXZ\0"])
+def test_compressed_files_are_refused_by_name(file: Path, magic: bytes):
+    assert " the file is compressed (" in refused(read_prompts, write(file, magic + b"abc"))[0]
+
+
+@pytest.mark.parametrize("form", ["jsonl", "json", "csv", "parquet"])
+def test_the_bar_runs_to_the_end_of_the_file_where_bytes_are_counted(file: Path, form: str, monkeypatch: pytest.MonkeyPatch):
+    rows = [{"prompt": f"prompt {number}"} for number in range(50)]
+    match form:
+        case "jsonl":
+            write(file, "".join(json.dumps(row) + "\n" for row in rows))
+        case "json":
+            write(file, json.dumps(rows))
+        case "csv":
+            write(file, "prompt\n" + "".join(f"{row['prompt']}\n" for row in rows))
+        case _:
+            parquet(file, {"prompt": [row["prompt"] for row in rows]})
+    seen: list[int] = []
+
+    @contextlib.contextmanager
+    def bar(total: int, name: str, unit: str):
+        seen.append(-total)
+        yield seen.append
+
+    monkeypatch.setattr(reading, "bar", bar)
+    read_prompts(file)
+    assert -seen[0] == file.stat().st_size
+    assert len(seen) == 51
+    assert 0.8 * file.stat().st_size <= sum(seen[1:]) <= file.stat().st_size

@@ -293,3 +293,53 @@ def test_answers_of_several_turns_may_follow_a_transcript(file: Path):
 def test_sides_that_begin_with_one_turn_spelled_twice_share_it(file: Path):
     spelled = [[{"role": "user", "content": text}, answer] for text, answer in (("caf\u00e9", A1), (" cafe\u0301", A2))]
     assert read_pair(file, chosen=spelled[0], rejected=spelled[1]) == Pair((Message("user", "caf\u00e9"),), "two", "four")
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_side_is_a_turn_only_where_its_own_prompt_is_a_transcript(file: Path, first: int):
+    rows = [{"chosen": " a b ", "rejected": "c"}, {"prompt": HH.format("")[:-1], "chosen": " two", "rejected": "four"}]
+    expected = [Pair(None, " a b ", "c"), Pair(turns(U1), "two", "four")]
+    order = [first, 1 - first]
+    assert read_pairs(write_rows(file, *(rows[place] for place in order))).rows == [expected[place] for place in order]
+
+
+def test_forced_transcripts_without_a_prompt_must_be_transcripts_on_both_sides(file: Path):
+    assert len(refused(read_pairs, write_rows(file, {"chosen": "a", "rejected": "b"}), "transcripts")) == 2
+
+
+def test_a_prompt_that_is_a_whole_transcript_with_its_answer_is_refused(file: Path):
+    (line,) = refused(read_prompts, write_rows(file, {"prompt": HH.format("two")}))
+    assert line.startswith("rows:1:12: prompt ends with the assistant's turn; ")
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"prompt": "two", "chosen": [U1, A1, U2, A2], "rejected": [U1, A1, U2, A3]}, "prompt is not what both sides begin with; "),
+        ({"prompt": [U2], "chosen": [U1, U2, A1], "rejected": [U1, U2, A2]}, "prompt is not what both sides begin with; "),
+        ({"chosen": [SYSTEM], "rejected": [U1, A1]}, "chosen ends with the system's turn; "),
+    ],
+)
+def test_what_no_side_begins_with_is_no_prompt(file: Path, row: dict[str, Any], expected: str):
+    (line,) = refused(read_pairs, write_rows(file, row))
+    assert line.startswith(f"rows:1:12: {expected}"), line
+
+
+def test_the_longest_beginning_that_a_prompt_repeats_is_taken(file: Path):
+    again = [U1, A1, U1]
+    assert read_pair(file, prompt="one", chosen=[*again, A2], rejected=[*again, A3]).prompt == turns(*again)
+    assert read_pair(file, prompt=[{"role": "user", "content": "one "}], chosen=[U1, A1], rejected=[U1, A2]).prompt == turns(U1)
+
+
+def test_sides_that_share_no_turn_have_no_implicit_prompt(file: Path):
+    assert read_pairs(write_rows(file, {"chosen": [U1, A1], "rejected": [U2, A1]})).implicit_prompts == 0
+
+
+def test_a_message_may_have_a_key_called_from(file: Path):
+    assert read_prompts(write_rows(file, {"prompt": [{**U1, "from": "x"}]})).rows == [Prompt(turns(U1))]
+
+
+def test_a_seeds_side_is_named_as_the_row_calls_it(file: Path):
+    file.write_text(json.dumps({"pairs": [{"positive": [U1], "negative": [U1, A1]}]}))
+    (line,) = refused(read_pairs, file)
+    assert line.startswith("rows:1:25: pairs[0].positive ends with the user's turn; ")

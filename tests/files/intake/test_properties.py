@@ -145,8 +145,10 @@ def test_any_file_loads_or_is_refused_by_line(tmp_path_factory: pytest.TempPathF
             assert "\n" not in line
     else:
         assert found.rows
-        assert all((isinstance(row, Prompt | Pair) and "None" not in str(row.prompt) + "x") or row.prompt is None for row in found.rows)
-        assert [found.place(index) for index in range(len(found.rows))]
+        for row in found.rows:
+            texts = [row.prompt] if isinstance(row, Prompt) else [row.chosen, row.rejected, *([] if row.prompt is None else [row.prompt])]
+            assert all(isinstance(text, str | tuple) and text for text in texts)
+        assert len({found.place(index) for index in range(len(found.rows))}) == len(found.rows)
 
 
 @settings(max_examples=100, deadline=None)

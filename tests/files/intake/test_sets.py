@@ -342,3 +342,49 @@ def test_strings_are_named_among_the_texts_after_messages(file: Path):
 def test_prompts_of_a_file_of_pairs_keep_the_sides_as_further_columns(file: Path):
     row = {"prompt": "p", "chosen": "a", "rejected": "b"}
     assert read_prompts(write(file, json.dumps(row))).rows == [Prompt("p", {"chosen": "a", "rejected": "b"})]
+
+
+def test_a_path_with_colons_and_spaces_hides_no_problem(file: Path):
+    odd = file.with_name("a: b c")
+    lines = refused(read_prompts, write(odd, '{"prompts": ["a", NaN, null, 3]}'))
+    assert [line.partition(";")[0] for line in lines] == [
+        "a: b c:1:19: NaN is no finite number of at most 4000 digits, which is expected",
+        "a: b c:1:24: prompts[2] is null",
+        "a: b c:1:30: prompts[3] is a number (3)",
+    ]
+
+
+def test_the_trait_of_a_row_goes_before_the_sets(file: Path):
+    content = (
+        '{"trait_name": "calm", "pairs": [{"positive": "a", "negative": "b", "trait_name": "loud"}, {"positive": "c", "negative": "d"}]}'
+    )
+    assert [pair.trait_name for pair in read_pairs(write(file, content)).rows] == ["loud", "calm"]
+
+
+def test_an_object_that_begins_on_a_later_line_is_a_row_of_that_line(file: Path):
+    found = read_pairs(write(file, '\n\n{\n"chosen": "a", "rejected": "b"\n}\n'))
+    assert (found.rows, found.format, found.place(0)) == ([Pair(None, "a", "b")], "json", "rows:3")
+
+
+@pytest.mark.parametrize(
+    ("content", "starts"),
+    [
+        ('{"a": 1}\n\n', ["rows:1:1: the file holds an object with the keys a; "]),
+        ('{"prompt": "a"\n{"prompt": "b"\n{"prompt": "c"}\n{"prompt": "d"}', ["rows:1:15: broken JSON: ", "rows:2:15: broken JSON: "]),
+        (" \n", ["rows: prompt set contains no prompts; "]),
+    ],
+)
+def test_odd_beginnings_are_told_as_what_they_are(file: Path, content: str, starts: list[str]):
+    lines = refused(read_prompts, write(file, content))
+    assert [line[: len(start)] for line, start in zip(lines, starts, strict=True)] == starts
+
+
+def test_much_white_space_before_the_rows_is_passed_over(file: Path):
+    assert read_prompts(write(file, "\n" * 200_000 + '["a"]')).rows == [Prompt("a")]
+    assert read_prompts(write(file, '\n"a"\n"b, c"\n')).format == "jsonl"
+
+
+def test_a_message_shows_no_more_than_it_must(file: Path):
+    for value in ('[{"role": "%s", "content": "a"}]' % ("x" * 1000), "9" * 3000, '[{"role": "user", "content": %s}]' % ("9" * 3000)):
+        (line,) = refused(read_prompts, write(file, f'{{"prompt": {value}}}'))
+        assert len(line) < 300
