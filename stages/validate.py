@@ -19,7 +19,7 @@ from stages.core.settings.data import Data
 from stages.files import data_report, inspection, leakage, outputs, records, splits
 from stages.files.data_report import Checked
 from stages.files.intake import sets
-from stages.files.intake.sets import PairSet, PromptSet, RowSet
+from stages.files.intake.row_set import PairSet, PromptSet, RowSet
 from stages.files.leakage import Divided
 
 S = TypeVar("S")

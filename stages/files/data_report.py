@@ -7,7 +7,8 @@ from stages.core.errors import DataError
 from stages.core.progress import say
 from stages.files import inspection
 from stages.files.inspection import Finding, Words
-from stages.files.intake.sets import RowSet, trait_of
+from stages.files.intake.row_set import RowSet
+from stages.files.intake.sets import trait_of
 from stages.files.leakage import NEAR_DUPLICATE, NEAR_LEAKED, Divided
 from stages.files.records import Pair
 

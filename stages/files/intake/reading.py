@@ -13,6 +13,7 @@ from stages.core.progress import bar
 from stages.files import transcript
 from stages.files.intake import shapes
 from stages.files.intake.detection import open_table
+from stages.files.intake.row_set import RowSet, T
 from stages.files.intake.rows import FORMATS, Row, described, listed
 from stages.files.intake.shapes import ShapeError
 from stages.files.intake.texts import EMPTY, Reader, is_plain, string_problem
@@ -186,17 +187,20 @@ class Reading:
         if every:
             raise DataError(every)
 
-    def how(self) -> dict[str, Any]:
-        """How the file was read, for its RowSet."""
-        return {
-            "path": self.table.path,
-            "format": self.table.format,
-            "texts": ", ".join(kind for kind in (STRINGS, MESSAGES, TRANSCRIPTS) if kind in self._kinds),
-            "numbers": self.numbers,
-            "label": self.table.label,
-            "remarks": (*self._of_columns(), *self.remarks),
-            "mapped": frozenset(self._mapped),
-        }
+    def row_set(self, rows: list[T], implicit_prompts: int = 0) -> RowSet[T]:
+        """The rows that were made of the file's, with how it was read."""
+        assert len(rows) == len(self.numbers)
+        return RowSet(
+            rows,
+            path=self.table.path,
+            format=self.table.format,
+            texts=", ".join(kind for kind in (STRINGS, MESSAGES, TRANSCRIPTS) if kind in self._kinds),
+            numbers=self.numbers,
+            label=self.table.label,
+            remarks=(*self._of_columns(), *self.remarks),
+            mapped=frozenset(self._mapped),
+            implicit_prompts=implicit_prompts,
+        )
 
     def _of_columns(self) -> Iterator[str]:
         unread = [key for key in self.table.beside if key != TRAIT_NAME or CHOSEN not in self.roles]

@@ -4,49 +4,18 @@ The shapes, in any format that can have them: {"prompts": [texts]}; rows with `p
 [{"positive", "negative"}]}; rows with `chosen`, `rejected` and perhaps `prompt`. A text is a string or a list of messages.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Generic, TypeVar
 
 from stages.files.intake import shapes
 from stages.files.intake.reading import Reading
+from stages.files.intake.row_set import PairSet, PromptSet
 from stages.files.intake.rows import JSON
 from stages.files.intake.shapes import ShapeError
 from stages.files.records import CHOSEN, NOTHING, PROMPT, REJECTED, TRAIT_NAME, Pair, Prompt
 
 PROMPT_SHAPES = 'an object {"prompts": [texts]} or rows with prompt'
 PAIR_SHAPES = 'an object {"trait_name": text, "pairs": [{"positive": text, "negative": text}]} or rows with chosen and rejected'
-
-T = TypeVar("T", Prompt, Pair)
-
-
-@dataclass(frozen=True)
-class RowSet(Generic[T]):
-    """The rows of a file, in its order, and how it was read."""
-
-    rows: list[T]
-    path: Path
-    format: str
-    texts: str
-    """strings, messages or transcripts; several of them with commas."""
-    numbers: Sequence[int]
-    """Of each row, what `label` takes."""
-    label: Callable[[int], str]
-    remarks: tuple[str, ...]
-    """What a user should know of how the file was read: keys that nothing reads, columns that are kept."""
-    mapped: frozenset[str]
-    """The keys of data.columns whose columns the file has."""
-    implicit_prompts: int = 0
-    """Pairs whose prompt is what both sides begin with."""
-
-    def place(self, index: int) -> str:
-        """Where the row at this index stands in the file."""
-        return self.label(self.numbers[index])
-
-
-PromptSet = RowSet[Prompt]
-PairSet = RowSet[Pair]
 
 
 def read_prompts(path: Path, form: str, columns: Mapping[str, str | None]) -> PromptSet:
@@ -72,7 +41,7 @@ def read_prompts(path: Path, form: str, columns: Mapping[str, str | None]) -> Pr
             except ShapeError as error:
                 reading.refuse(row, *field, found=error.phrase)
     reading.finish("prompt set contains no prompts")
-    return RowSet(rows, **reading.how())
+    return reading.row_set(rows)
 
 
 def read_pairs(path: Path, form: str, columns: Mapping[str, str | None]) -> PairSet:
@@ -109,7 +78,7 @@ def read_pairs(path: Path, form: str, columns: Mapping[str, str | None]) -> Pair
     if reading.further_columns and not any(pair.prompt is not None for pair in rows):
         named = ", ".join(reading.further_columns)
         reading.remarks.append(f"no pair has a prompt; where a further column ({named}) is it, data.columns.prompt names it")
-    return RowSet(rows, **reading.how(), implicit_prompts=implicit)
+    return reading.row_set(rows, implicit)
 
 
 def trait_of(pairs: Sequence[Pair]) -> str | None:

@@ -8,7 +8,7 @@ import pytest
 
 from stages.core.errors import DataError
 from stages.files.intake import sets
-from stages.files.intake.sets import RowSet
+from stages.files.intake.row_set import RowSet
 
 ROOT = Path(__file__).resolve().parents[3]
 SHARED = ROOT.parent / "shared" / "data"
