@@ -69,7 +69,7 @@ def main(params: Params) -> Document:
         "heldout_pairs": len(pairs),
         "evaluated_pairs": len(fitted_pairs.pairs),
         "skipped_long_pairs": fitted_pairs.skipped_long,
-        "equal_tokens_pairs": fitted_pairs.equal_tokens,
+        "equal_tokens_pairs": fitted_pairs.figures["equal_tokens"],
         **comparison.pair_figures(scores, settings),
         "heldout_prompts": len(prompts),
         "evaluated_prompts": len(fitted.ids),

@@ -7,6 +7,8 @@ split's hash cannot see. Training rows of both files count, since evaluate takes
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
+from heapq import merge
+from itertools import islice
 from typing import NamedTuple
 
 from stages.files.inspection import Finding
@@ -29,7 +31,7 @@ class Divided(NamedTuple):
 
     def first(self, most: int) -> list[int]:
         """The indexes of the first rows that are kept, at most so many, in the order of the file."""
-        return sorted([*self.split.train, *self.split.heldout])[:most]
+        return list(islice(merge(self.split.train, self.split.heldout), most))
 
 
 def steps(files: Sequence[Divided], most: int) -> int:
@@ -39,21 +41,24 @@ def steps(files: Sequence[Divided], most: int) -> int:
 
 def compare(files: Sequence[Divided], most: int, advance: Callable[[], object]) -> list[list[Finding]]:
     """By file, what its rows have in common with others; near texts among the first `most` rows of each, where that is not 0."""
-    exact = [leaked(file, files) for file in files]
+    exact = leaked(files)
     if not most:
         return [[finding] for finding in exact]
     repeated = [near_duplicates(file, most, advance) for file in files]
     return [list(findings) for findings in zip(exact, repeated, near_leaked(files, most, advance), strict=True)]
 
 
-def leaked(file: Divided, files: Sequence[Divided]) -> Finding:
-    """Held-out rows of which a training row of any of the files has the prompt or, where they have none, a side."""
-    found = Finding(f"leaked_{file.name}", "are held out, though a training row has the same prompt, or without one a side")
-    trained = {text for other in files for row in other.split.train for text in identity(other.rows[row])}
-    for row in file.split.heldout:
-        if not trained.isdisjoint(identity(file.rows[row])):
-            found.add(row)
-    return found
+def leaked(files: Sequence[Divided]) -> list[Finding]:
+    """By file, held-out rows of which a training row of any has the prompt or, where they have none, a side."""
+    trained = {text for file in files for row in file.split.train for text in identity(file.rows[row])}
+    findings = []
+    for file in files:
+        found = Finding(f"leaked_{file.name}", "are held out, though a training row has the same prompt, or without one a side")
+        for row in file.split.heldout:
+            if not trained.isdisjoint(identity(file.rows[row])):
+                found.add(row)
+        findings.append(found)
+    return findings
 
 
 def near_duplicates(file: Divided, most: int, advance: Callable[[], object]) -> Finding:

@@ -10,7 +10,7 @@ from typing import Any
 
 from stages.core.atomic import together as together
 from stages.core.atomic import write_bytes as write_bytes
-from stages.core.atomic import write_parts as write_parts
+from stages.core.atomic import write_parts
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

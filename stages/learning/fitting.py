@@ -25,12 +25,12 @@ NAMED = 5
 TRAIN = "train on"
 
 MEANINGS = {
-    SPECIAL_STRINGS: "hold strings of special tokens{}, encoded as text",
-    LABELS_IN_TEXTS: "hold a turn's label, Human: or Assistant:, inside a text{}, which makes other turns of it",
-    TRANSCRIPTS: "are conversations, written as Human: and Assistant: turns{}, since no chat template is applied",
-    OPENED_OTHERWISE: "have a side that the template opens in another way than the generation marker{}, scored as the template writes it",
-    MERGED_TOKENS: "have a side whose tokens would be others if it and the prompt were one text{}; apart they are encoded, as in sampling",
-    REWRITTEN_TEXTS: "hold a text that the template leaves out or changes{}",
+    SPECIAL_STRINGS: "hold strings of special tokens, encoded as text",
+    LABELS_IN_TEXTS: "hold a turn's label, Human: or Assistant:, inside a text, which makes other turns of it",
+    TRANSCRIPTS: "are conversations, written as Human: and Assistant: turns, since no chat template is applied",
+    OPENED_OTHERWISE: "have a side that the template opens in another way than the generation marker, scored as the template writes it",
+    MERGED_TOKENS: "have a side whose tokens would be others if it and the prompt were one text; they are encoded apart, as in sampling",
+    REWRITTEN_TEXTS: "hold a text that the template leaves out or changes",
 }
 PROMPT_NOTES = (SPECIAL_STRINGS, LABELS_IN_TEXTS, REWRITTEN_TEXTS)
 PAIR_NOTES = (*PROMPT_NOTES, OPENED_OTHERWISE, MERGED_TOKENS)
@@ -59,9 +59,8 @@ class FittingPairs(NamedTuple):
     indexes: list[int]
     """Their places in the file."""
     skipped_long: int
-    equal_tokens: int
     figures: Mapping[str, int]
-    """What else the report says of the rows: their lengths in tokens, and what had to be noted in rendering them."""
+    """The same of pairs, with those whose sides are the same tokens."""
 
 
 def fitting_prompts(section: str, prompts: Sequence[Prompt], renderer: Renderer, max_sequence: int, purpose: str = TRAIN) -> FittingPrompts:
@@ -94,7 +93,7 @@ def fitting_pairs(section: str, pairs: Sequence[Pair], renderer: Renderer, max_s
         say(f"first chosen {renderer.shown(encoded[kept[0]].chosen)}")
         say(f"first rejected {renderer.shown(encoded[kept[0]].rejected)}")
     figures = {"equal_tokens": len(equal), **lengths, **{key: notes[key] for key in PAIR_NOTES}}
-    return FittingPairs([encoded[index] for index in kept], kept, len(longest) - len(kept), len(equal), figures)
+    return FittingPairs([encoded[index] for index in kept], kept, len(longest) - len(kept), figures)
 
 
 def require_positions(key: str, what: str, tokens: int, new_tokens: int, base: BaseRecord) -> None:
@@ -135,7 +134,7 @@ def _rendered(what: str, rows: Sequence[R], render: Callable[[R], E], renderer: 
     for key, indexes in noted.items():
         if indexes:
             strings = f" ({', '.join(sorted(renderer.special - special))})" if key == SPECIAL_STRINGS else ""
-            say(f"{len(indexes)} {what}s {MEANINGS[key].format(strings)}: {_named(what, indexes)}")
+            say(f"{len(indexes)} {what}s {MEANINGS[key]}{strings}: {_named(what, indexes)}")
     return found, {key: len(indexes) for key, indexes in noted.items()}
 
 
@@ -163,5 +162,7 @@ def _kept(section: str, what: str, lengths: Mapping[int, int], max_sequence: int
     if kept:
         ranked = sorted(lengths[index] for index in kept)
         say(f"{len(ranked)} {what}s of {ranked[0]} to {ranked[-1]} tokens, median {ranked[len(ranked) // 2]}")
-    every = sorted(lengths.values()) or [0]
+    every = sorted(lengths.values())
+    if not every:
+        return kept, {}
     return kept, {"shortest_tokens": every[0], "median_tokens": every[len(every) // 2], "longest_tokens": every[-1]}

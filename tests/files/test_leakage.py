@@ -138,9 +138,9 @@ def test_a_held_out_row_leaks_by_its_prompt_and_without_one_by_a_side():
     pairs = divided(
         "pairs", [Pair("b", "x", "y"), Pair(None, "c", "u"), Pair(None, "u ", "v"), Pair("q", "u", "w"), Pair(None, "p", "z")], [2, 3, 4]
     )
-    assert rows(leakage.leaked(prompts, [prompts, pairs])) == [1, 2]
-    assert rows(leakage.leaked(prompts, [prompts])) == []
-    assert rows(leakage.leaked(pairs, [prompts, pairs])) == [2]
+    assert rows(leakage.leaked([prompts, pairs])[0]) == [1, 2]
+    assert rows(leakage.leaked([prompts])[0]) == []
+    assert rows(leakage.leaked([prompts, pairs])[1]) == [2]
 
 
 def test_a_held_out_row_leaks_nearly_into_either_file():
@@ -172,7 +172,7 @@ def test_every_row_that_is_looked_at_advances_the_bar():
 
 def test_a_row_without_a_prompt_leaks_by_either_side():
     pairs = [Pair(None, "c", "u"), Pair(None, "a", "u"), Pair(None, "c", "b"), Pair(None, "x", "y")]
-    assert rows(leakage.leaked(divided("pairs", pairs, [1, 2, 3]), [divided("pairs", pairs, [1, 2, 3])])) == [1, 2]
+    assert rows(leakage.leaked([divided("pairs", pairs, [1, 2, 3])])[0]) == [1, 2]
     near = divided("pairs", [Pair(None, "a key", ONE), Pair(None, "a cup", f"{ONE}!"), Pair(None, f"{ONE}?", "toy")], [1, 2])
     assert rows(leakage.near_leaked([near], 3, nothing)[0]) == [1, 2]
 
@@ -197,3 +197,8 @@ def test_of_several_candidates_the_most_similar_is_found_and_of_equal_ones_the_f
     for number in (5, 3):
         twice.add(number, ONE)
     assert twice.find(f"{ONE}!") == 3
+
+
+def test_of_a_long_text_the_first_fifty_thousand_characters_are_compared():
+    long = "".join(chr(0x4E00 + number % 9973) for number in range(50_000))
+    assert shingles(f"{long} and more") == shingles(long) != shingles(long[:-1])

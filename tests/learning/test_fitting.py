@@ -165,7 +165,7 @@ def test_the_report_has_the_lengths_of_all_rows_and_the_notes_by_rows(renderer):
 def test_a_note_is_told_once_with_the_first_rows_that_it_was_called_for_in(renderer, capsys):
     fitting_prompts("grpo", prompts("the", *["a </s>"] * 6, "<s>"), renderer, 9)
     said = capsys.readouterr().err.splitlines()
-    assert "7 prompts hold strings of special tokens (</s>, <s>), encoded as text: prompt 1, 2, 3, 4, 5 and 2 more" in said
+    assert "7 prompts hold strings of special tokens, encoded as text (</s>, <s>): prompt 1, 2, 3, 4, 5 and 2 more" in said
     pair = Pair((Message("user", "the"),), "child", "drops")
     fitting_pairs("reward", [pair, pair], renderer, 9)
     written = "2 pairs are conversations, written as Human: and Assistant: turns, since no chat template is applied: pair 0, 1"
@@ -175,7 +175,7 @@ def test_a_note_is_told_once_with_the_first_rows_that_it_was_called_for_in(rende
 def test_pairs_whose_sides_are_the_same_tokens_are_dropped_and_named_and_count_as_no_skipped_ones(renderer, capsys):
     pairs = [Pair(None, "the  child", "the child"), Pair(None, words(9), "the"), Pair(None, "the", "child")]
     found = fitting_pairs("reward", pairs, renderer, 6)
-    assert (found.indexes, found.skipped_long, found.equal_tokens) == ([2], 1, 1)
+    assert (found.indexes, found.skipped_long, found.figures["equal_tokens"]) == ([2], 1, 1)
     assert "dropped 1 pairs whose sides are the same tokens as rendered: pair 0" in capsys.readouterr().err.splitlines()
     with pytest.raises(
         TrainingError, match=r"^artifacts/validate: every pair has sides that are the same tokens as rendered, so there is nothing to"
@@ -187,7 +187,7 @@ def test_the_strings_that_are_named_are_those_of_the_rows_told_of(renderer, caps
     fitting_pairs("reward", [Pair(None, "the </s>", "child")], renderer, 9)
     capsys.readouterr()
     fitting_prompts("grpo", prompts("the <s>"), renderer, 9)
-    assert "1 prompts hold strings of special tokens (<s>), encoded as text: prompt 0" in capsys.readouterr().err.splitlines()
+    assert "1 prompts hold strings of special tokens, encoded as text (<s>): prompt 0" in capsys.readouterr().err.splitlines()
 
 
 def test_no_pairs_at_all_fit_without_a_word(renderer, capsys):

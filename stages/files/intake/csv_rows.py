@@ -12,6 +12,8 @@ from stages.core.errors import DataError
 from stages.files.intake import utf8
 from stages.files.intake.rows import CSV, Row, Table, dotted
 
+csv.field_size_limit(sys.maxsize)  # of the whole process; the module's own limit of 128 KB is below what a text may be
+
 SHOWN = 80
 """How many characters of a header a message repeats."""
 
@@ -46,7 +48,6 @@ class Record:
 
 def find_delimiter(header: str, columns: Collection[str]) -> str | None:
     """What stands between the fields of a header line that names one of the columns; None where it names none."""
-    _take_any_size()
     for candidate in DELIMITERS:
         try:
             names = next(csv.reader([header], delimiter=candidate), [])
@@ -63,7 +64,6 @@ def read(path: Path, columns: Collection[str]) -> Table:
     Raises DataError where it is not UTF-8, or its header names a column twice or none of the columns; a broken record is a
     row with problems, and where its quotes are broken the last one, since nothing tells where the next begins.
     """
-    _take_any_size()
     stream = io.StringIO(utf8.read_text(path), newline="")
     first = 1
     while (header_line := stream.readline()) and header_line.isspace():
@@ -81,10 +81,6 @@ def read(path: Path, columns: Collection[str]) -> Table:
     if twice:
         raise DataError(f"{path}:{first}:1: the header names {', '.join(map(repr, twice))} twice; each column once is expected; rename one")
     return Table(path, CSV, _records(path, stream, first + 1, header, delimiter), lambda line: f"{path}:{line}")
-
-
-def _take_any_size() -> None:
-    csv.field_size_limit(sys.maxsize)  # the module's own limit is 128 KB
 
 
 def _field_starts(text: str, delimiter: str) -> list[int]:

@@ -28,7 +28,8 @@ def read_prompts(path: Path, form: str, columns: Mapping[str, str | None]) -> Pr
     for row in reading.rows():
         field: tuple[str, ...] = ()
         further = NOTHING
-        is_text = isinstance(row.value, str) or (reading.table.format == JSON and not isinstance(row.value, dict))  # and no row with one
+        # In a list, and on a line of its own, a text stands without a row around it.
+        is_text = isinstance(row.value, str) or (reading.table.format == JSON and not isinstance(row.value, dict))
         if not is_text:
             names = reading.names(row)
             if reading.lacks(row, (names[PROMPT],)):

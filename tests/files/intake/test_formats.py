@@ -1,6 +1,7 @@
 """CSV and Parquet, which format a file is taken for, and what is said of one that is none."""
 
 import contextlib
+import dataclasses
 import datetime
 import decimal
 import gzip
@@ -15,7 +16,9 @@ import pyarrow.parquet
 import pytest
 
 from stages.core.errors import SettingsError
+from stages.core.settings.data import Data
 from stages.files.intake import reading
+from stages.files.intake.rows import FORMATS
 from stages.files.records import Message, Pair, Prompt
 from tests.files.intake.files import read_pairs, read_prompts, refused, write
 
@@ -458,3 +461,9 @@ def test_the_bar_runs_to_the_end_of_the_file_where_bytes_are_counted(file: Path,
     assert -seen[0] == file.stat().st_size
     assert len(seen) == 51
     assert 0.8 * file.stat().st_size <= sum(seen[1:]) <= file.stat().st_size
+
+
+def test_the_formats_that_may_be_set_are_those_that_are_read():
+    check = {field.name: field for field in dataclasses.fields(Data)}["format"].metadata["checks"][0]
+    assert all(check(form) is None for form in ("auto", *FORMATS, reading.TRANSCRIPTS))
+    assert check("") == f"expected one of auto, {', '.join(FORMATS)}, {reading.TRANSCRIPTS}"
