@@ -16,7 +16,7 @@ from stages.core.settings.evaluate import Evaluate
 from stages.core.settings.runtime import Runtime
 from stages.files import artifacts, base_record, outputs, records
 from stages.learning import comparison, fitting, reward_source
-from stages.model import checkpoint, device
+from stages.model import checkpoint, device, passes
 from stages.model.adapters import Adapters
 from stages.model.rendering import Renderer
 
@@ -57,7 +57,8 @@ def main(params: Params) -> Document:
             say(f"no {what} are held out (data.heldout_fraction), so what would be measured on them is null")
     fitting.say_unknown(renderer)
 
-    adapted = Adapters(checkpoint.load_weights(found, device.prepare(params.runtime)))
+    model = checkpoint.load_weights(found, device.prepare(params.runtime))
+    adapted = Adapters(passes.choose(model, params.runtime))
     adapted.add_trained(POLICY_NAME, policy.rank, policy.alpha, policy.tensors)
     scorer = own.attach(adapted)
     assert scorer.reward_model is not None

@@ -14,7 +14,7 @@ from stages.core.settings.runtime import Runtime
 from stages.files import artifacts, base_record, outputs, records
 from stages.files.history import HistoryFile
 from stages.learning import fitting, grpo_loop, grpo_report, reward_source, trained
-from stages.model import adapters, checkpoint, device
+from stages.model import adapters, checkpoint, device, passes
 from stages.model.adapters import Adapters
 from stages.model.rendering import Renderer
 
@@ -42,8 +42,9 @@ def main(params: Params) -> Document:
     unknown = fitting.say_unknown(renderer)
 
     model = checkpoint.load_weights(found, device.prepare(params.runtime))
+    forward = passes.choose(model, params.runtime)
     plan = adapters.plan(model, "grpo", settings.rank, settings.alpha, settings.targets, settings.layers)
-    adapted = Adapters(model)
+    adapted = Adapters(forward)
     run = grpo_loop.fit(adapted, plan, source.attach(adapted), fitted, base.end_tokens, settings, HistoryFile("grpo"))
     tensors = adapters.to_numpy(adapted.factors(grpo_loop.ADAPTER_NAME))
     report = grpo_report.grpo_report(run, source.name, base, plan, settings, prompts, fitted, tensors, unknown)

@@ -14,7 +14,7 @@ from stages.core.settings.runtime import Runtime
 from stages.files import artifacts, base_record, outputs, records
 from stages.files.history import HistoryFile
 from stages.learning import fitting, reward_loop, reward_report, trained
-from stages.model import adapters, checkpoint, device
+from stages.model import adapters, checkpoint, device, passes
 from stages.model.adapters import Adapters
 from stages.model.rendering import Renderer
 from stages.model.reward_model import RewardModel
@@ -42,8 +42,9 @@ def main(params: Params) -> Document:
     unknown = fitting.say_unknown(renderer)
 
     model = checkpoint.load_weights(found, device.prepare(params.runtime))
+    forward = passes.choose(model, params.runtime)
     plan = adapters.plan(model, "reward", settings.rank, settings.alpha, settings.targets, settings.layers)
-    reward_model = RewardModel.fresh(Adapters(model), plan, settings.seed)
+    reward_model = RewardModel.fresh(Adapters(forward), plan, settings.seed)
     run = reward_loop.fit(reward_model, plan, fitted.pairs, settings, HistoryFile("reward"))
     tensors = adapters.to_numpy(reward_model.trainable())
     report = reward_report.reward_report(run, base, plan, settings, pairs, fitted, tensors, unknown)

@@ -20,7 +20,7 @@ from tests import tiny
 
 pytestmark = pytest.mark.slow
 
-RUNTIME = Runtime(device="cpu", threads=None)
+RUNTIME = Runtime("cpu", None, 64, False)
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,6 @@ from stages.core.settings.runtime import Runtime
 from stages.files import artifacts, base_record, records
 from stages.files.records import Message, Pair
 from stages.learning import reward_source
-from stages.model.adapters import Adapters
 from stages.model.rendering import Renderer
 from tests import tiny
 from tests.conftest import ROOT
@@ -67,7 +66,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
             chat_template="auto",
             trust_remote_code=False,
         )
-        base.main(base.Params(model, Runtime(device="cpu", threads=1)))
+        base.main(base.Params(model, Runtime("cpu", 1, 64, False)))
         # half of each is held out, whatever the hash makes of it, by looking for a seed
         for seed in range(100):
             found = run("validate", prompts="data/prompts.jsonl", pairs="data/pairs.jsonl", heldout_fraction=0.5, seed=seed).report
@@ -153,7 +152,7 @@ def test_the_reward_model_scores_as_transformers_and_peft_do(project: Path, monk
                 module.weight += artifact.alpha / artifact.rank * up @ down
         classifier.score.weight.copy_(torch.from_numpy(artifact.tensors["reward.head"]))
     pair = renderer.pair(records.load_pairs(layout.HELDOUT_PAIRS)[0])
-    scorer = reward_source.open_source(layout.REWARD.as_posix(), record).attach(Adapters(loaded.model))
+    scorer = reward_source.open_source(layout.REWARD.as_posix(), record).attach(tiny.adapted(loaded.model))
     with torch.no_grad(), scorer.adapters.using("reward", then=None):
         ours = scorer.reward_model.scores([pair.chosen, pair.rejected])
     with torch.no_grad():

@@ -500,7 +500,7 @@ def test_a_reward_artifact_of_the_same_base_elsewhere_still_fits(trained_project
         "chat_template": "auto",
         "trust_remote_code": False,
     }
-    base_stage.main(base_stage.Params(base_stage.CheckpointBase(**source), Runtime(device="cpu", threads=1)))
+    base_stage.main(base_stage.Params(base_stage.CheckpointBase(**source), Runtime("cpu", 1, 64, False)))
     assert json.loads(layout.BASE_RECORD.read_text())["folder"] == "moved"
     assert run("grpo", max_new_tokens=2).report["reward"] == f"reward:{OWN}"
 

@@ -18,7 +18,6 @@ from stages.core import layout
 from stages.core.errors import TrainingError
 from stages.files import artifacts, base_record, records
 from stages.files.records import Pair
-from stages.model.adapters import Adapters
 from stages.model.rendering import Renderer
 from stages.model.reward_model import RewardModel
 from tests import tiny
@@ -120,8 +119,8 @@ from stages.model.rendering import Renderer
 from stages.model.reward_model import RewardModel
 base = base_record.read_base()
 found = checkpoint.find(base)
-model, tokenizer = checkpoint.load_weights(found, device.prepare(Runtime(device="cpu", threads=1))), found.tokenizer
-reward_model = RewardModel.trained(Adapters(model), artifacts.read(layout.REWARD, artifacts.REWARD))
+model, tokenizer = checkpoint.load_weights(found, device.prepare(Runtime("cpu", 1, 64, False))), found.tokenizer
+reward_model = RewardModel.trained(tiny.adapted(model), artifacts.read(layout.REWARD, artifacts.REWARD))
 reward_model.adapters.use(reward_model.name)
 sides = [side for pair in map(Renderer(tokenizer, base).pair, records.load_pairs(layout.TRAIN_PAIRS)) for side in pair]
 print(json.dumps(reward_model.scores(sides).tolist()))
@@ -148,7 +147,7 @@ def just_trained(validated_project: Path, monkeypatch: pytest.MonkeyPatch) -> li
 def test_the_artifact_scores_exactly_as_the_model_that_was_just_trained(just_trained: list[float]):
     base = base_record.read_base()
     model, tokenizer = tiny.load(base)
-    loaded = RewardModel.trained(Adapters(model), artifacts.read(layout.REWARD, artifacts.REWARD))
+    loaded = RewardModel.trained(tiny.adapted(model), artifacts.read(layout.REWARD, artifacts.REWARD))
     assert scores_of(loaded, Renderer(tokenizer, base)) == just_trained
     assert len(set(just_trained)) == 10
 

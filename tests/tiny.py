@@ -9,9 +9,11 @@ from tokenizers import Tokenizer, pre_tokenizers, processors
 from tokenizers.models import WordLevel
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from stages.core.settings.runtime import Runtime
 from stages.files.base_record import BaseRecord
 from stages.files.fingerprint import Digests
-from stages.model import checkpoint
+from stages.model import checkpoint, passes
+from stages.model.adapters import Adapters
 
 UNKNOWN, BEGIN, END, TURN, PAD = "<unk>", "<s>", "</s>", "<turn>", "<pad>"
 WORDS = (
@@ -48,7 +50,28 @@ _OWN: dict[str, dict[str, Any]] = {
     "falcon": {"head_dim": _UNSET},
     "gptj": {"rotary_dim": 4},
     "mistral": {"sliding_window": 6},
+    "ministral": {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]},
+    "gemma2": {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 8},
     "gemma3_text": {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]},
+    "olmo3": {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]},
+    "exaone4": {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]},
+    "gpt_oss": {
+        "sliding_window": 6,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    "qwen3_next": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16,
+    },
     "mixtral": {"num_local_experts": 4},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
     "mpt": {"n_heads": 4, "max_seq_len": POSITIONS, "expansion_ratio": 2},
@@ -57,7 +80,10 @@ _OWN: dict[str, dict[str, Any]] = {
 ARCHITECTURES = ("llama", "gpt2", "qwen3", "gemma", "gemma3_text", "gpt_neox", "opt", "bloom", "mistral")
 """Rotary, learned and ALiBi positions; one and several key-value heads; sliding windows; norms of all kinds."""
 
-FURTHER = ("cohere", "falcon", "glm4", "gpt_bigcode", "gptj", "granite", "mixtral", "mpt", "olmo2", "phi", "phi3", "qwen2", "qwen3_moe")
+FURTHER = tuple(
+    "cohere exaone4 falcon gemma2 glm4 gpt_bigcode gpt_oss gptj granite ministral mixtral mpt olmo2 olmo3 phi phi3 qwen2 qwen3_moe "
+    "smollm3 stablelm starcoder2".split()
+)
 """More of the same, experts among them: seconds of imports, so for slow tests."""
 
 EVERY = [*ARCHITECTURES, *(pytest.param(kind, marks=pytest.mark.slow) for kind in FURTHER)]
@@ -75,6 +101,14 @@ def model(kind: str = "llama", seed: int = 0, **overrides: Any) -> PreTrainedMod
             for parameter in built.parameters():  # a norm's weight of 1 or a bias of 0 would hide that it is left out
                 parameter += 0.1 * torch.randn_like(parameter)
     return built.eval().requires_grad_(False)
+
+
+RUNTIME = Runtime(device="cpu", threads=1, logits_chunk=7, activation_checkpointing=False)
+
+
+def adapted(built: PreTrainedModel) -> Adapters:
+    """Room for adapters in a model, with the passes that a stage would give it."""
+    return Adapters(passes.choose(built, RUNTIME))
 
 
 def tokenizer(

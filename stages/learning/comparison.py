@@ -17,7 +17,7 @@ from stages.learning.objective import completion_means, kl_k3
 from stages.learning.reward_source import Scorer
 from stages.model.adapters import Adapters
 from stages.model.draws import group_uniforms
-from stages.model.passes import Completed, group_scores, passes, vocabulary
+from stages.model.groups import Completed, runs, sharing
 from stages.model.rendering import EncodedPair, Renderer
 from stages.model.reward_model import RewardModel
 from stages.model.sampling import ROWS, Completion, NotFiniteError, sample
@@ -56,9 +56,9 @@ def score_pairs(reward_model: RewardModel, pairs: Sequence[EncodedPair]) -> tupl
     with torch.no_grad(), reward_model.adapters.using(reward_model.name, then=None):
         for start in range(0, len(pairs), PAIRS):
             batch = pairs[start : start + PAIRS]
-            scores = reward_model.scores([pair.chosen for pair in batch] + [pair.rejected for pair in batch]).double().cpu().numpy()
-            chosen.append(scores[: len(batch)])
-            rejected.append(scores[len(batch) :])
+            scores = reward_model.scores([sharing(pair) for pair in batch]).double().cpu().numpy()
+            chosen.append(scores[0::2])
+            rejected.append(scores[1::2])
             for side, found in (("chosen", chosen[-1]), ("rejected", rejected[-1])):
                 if (broken := first_not_finite(found)) is not None:
                     raise TrainingError(
@@ -93,7 +93,7 @@ def compare(
                 adapters.use(policy_name if side == "policy" else None)
                 ids = [prompts.ids[number] for number in window]
                 try:
-                    sampled[side] = sample(adapters.model, ids, chooser, settings.temperature, settings.top_p, end_tokens)
+                    sampled[side] = sample(adapters.passes, ids, chooser, settings.temperature, settings.top_p, end_tokens)
                 except NotFiniteError as error:
                     raise TrainingError(
                         f"held-out prompt {prompts.indexes[window[error.prompt]]} draw {error.draw}: the {side}'s distribution is not "
@@ -159,10 +159,10 @@ def sample_rows(compared: Sequence[Compared], texts: Sequence[Text], renderer: R
 
 def _rewards(scorer: Scorer, groups: Sequence[HeldoutGroup]) -> list[dict[str, Floats]]:
     """Each group's rewards by side; raises TrainingError where one is not finite."""
-    scores = scorer.rewards([(group.prompt, group.completions[side]) for group in groups for side in SIDES])
+    scores = scorer.rewards([(group.prompt, [one for side in SIDES for one in group.completions[side]]) for group in groups])
     found: list[dict[str, Floats]] = []
-    for place, group in enumerate(groups):
-        rewards = {side: scores[len(SIDES) * place + number].numpy() for number, side in enumerate(SIDES)}
+    for group, both in zip(groups, scores, strict=True):
+        rewards = dict(zip(SIDES, (half.numpy() for half in both.chunk(len(SIDES))), strict=True))
         for side, values in rewards.items():
             if (draw := first_not_finite(values)) is not None:
                 raise TrainingError(
@@ -177,12 +177,12 @@ def _kl(adapters: Adapters, policy_name: str, groups: Sequence[HeldoutGroup], te
     """k3 estimate of KL(policy || base) on each group's policy completions."""
     whole = [Completed(group.prompt, [completion.ids for completion in group.completions["policy"]]) for group in groups]
     found: list[float] = []
-    for together in passes(whole, vocabulary(adapters.model)):
+    for together in runs(whole, adapters.passes.fits):
         batch = [whole[number] for number in together]
         adapters.use(None)
-        reference = group_scores(adapters.model, batch, temperature)
+        reference = adapters.passes.token_scores(batch, temperature)
         with adapters.using(policy_name, then=None):
-            policy = group_scores(adapters.model, batch, temperature)
+            policy = adapters.passes.token_scores(batch, temperature)
         for one, ours, base in zip(batch, policy, reference, strict=True):
             lengths = torch.tensor([len(ids) for ids in one.completions], device=ours.log_probs.device)
             found.append(float(completion_means(kl_k3(ours.log_probs, base.log_probs), lengths).mean()))

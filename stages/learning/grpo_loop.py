@@ -26,7 +26,7 @@ from stages.learning.optimizer import Optimizer, count, remedy
 from stages.learning.reward_source import Scorer
 from stages.model.adapters import Adapters, Plan
 from stages.model.draws import group_uniforms
-from stages.model.passes import Completed, group_scores, passes, vocabulary
+from stages.model.groups import Completed, runs
 from stages.model.sampling import Completion, NotFiniteError, sample
 
 ADAPTER_NAME = "policy"
@@ -172,7 +172,7 @@ def _sample_window(
     adapters.use(ADAPTER_NAME)
     try:
         sampled = sample(
-            adapters.model, [prompts.ids[number] for number in window], chooser, settings.temperature, settings.top_p, end_tokens
+            adapters.passes, [prompts.ids[number] for number in window], chooser, settings.temperature, settings.top_p, end_tokens
         )
     except NotFiniteError as error:
         raise TrainingError(
@@ -205,11 +205,11 @@ def _back_propagate(adapters: Adapters, groups: Sequence[Group], settings: Grpo,
     """Adds the gradient of a window's mean loss over its groups, pass by pass, and returns each group's figures."""
     whole = [Completed(group.prompt, [completion.ids for completion in group.completions]) for group in groups]
     figures: list[GroupFigures] = []
-    for together in passes(whole, vocabulary(adapters.model)):
+    for together in runs(whole, adapters.passes.fits):
         batch = [whole[number] for number in together]
         with torch.no_grad(), adapters.using(None, then=ADAPTER_NAME):
-            reference = group_scores(adapters.model, batch, settings.temperature)
-        policy = group_scores(adapters.model, batch, settings.temperature)
+            reference = adapters.passes.token_scores(batch, settings.temperature)
+        policy = adapters.passes.token_scores(batch, settings.temperature)
         losses = []
         for number, ours, base in zip(together, policy, reference, strict=True):
             group = groups[number]

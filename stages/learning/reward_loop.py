@@ -18,6 +18,7 @@ from stages.learning.metrics import first_not_finite, pair_order
 from stages.learning.objective import bradley_terry
 from stages.learning.optimizer import Optimizer, count, remedy
 from stages.model.adapters import Plan
+from stages.model.groups import sharing
 from stages.model.rendering import EncodedPair
 from stages.model.reward_model import RewardModel
 
@@ -117,8 +118,8 @@ def _accumulate(reward_model: RewardModel, window: Sequence[EncodedPair], batch_
     chosen, rejected = [], []
     for start in range(0, len(window), batch_size):
         batch = window[start : start + batch_size]
-        scores = reward_model.scores([pair.chosen for pair in batch] + [pair.rejected for pair in batch])
-        sides = scores[: len(batch)], scores[len(batch) :]
+        scores = reward_model.scores([sharing(pair) for pair in batch])
+        sides = scores[0::2], scores[1::2]
         (bradley_terry(*sides).double().sum() / len(window)).backward()
         chosen.append(sides[0].detach())
         rejected.append(sides[1].detach())

@@ -15,7 +15,7 @@ from stages.files import artifacts
 from stages.files.artifacts import Artifact
 from stages.files.base_record import BaseRecord
 from stages.model.adapters import Adapters
-from stages.model.passes import Completed, passes
+from stages.model.groups import Completed, runs
 from stages.model.reward_model import ADAPTER_NAME, RewardModel
 from stages.model.sampling import Completion
 
@@ -47,18 +47,24 @@ class Scorer:
     def rewards(self, groups: Sequence[tuple[Sequence[int], Sequence[Completion]]]) -> list[Tensor]:
         """Rewards of several prompts' completions, float64 [G] each, on the very tokens that were sampled; leaves every adapter off.
 
-        A reward model reads the end token where one was sampled, and the last token where the completion was truncated.
+        A reward model reads the end token where one was sampled, and the last token where the completion was truncated. It reads
+        equal completions of a prompt once, so that their rewards are equal to the last bit.
         """
         if self.reward_model is None:
             length = import_module("stages.rewards.length").length
             return [torch.tensor(length([one.content for one in completions]), dtype=torch.float64) for _, completions in groups]
-        whole = [Completed(prompt, [completion.ids for completion in completions]) for prompt, completions in groups]
-        found: list[Tensor] = []
+        unlike = [list(dict.fromkeys(tuple(completion.ids) for completion in completions)) for _, completions in groups]
+        whole = [Completed(prompt, ids) for (prompt, _), ids in zip(groups, unlike, strict=True)]
+        scores: list[Tensor] = []
         with self.adapters.using(self.reward_model.name, then=None):
-            for together in passes(whole):
-                scores = self.reward_model.scores([row for number in together for row in whole[number].rows()])
-                found += scores.double().cpu().split([len(whole[number].completions) for number in together])
-        return found
+            for together in runs(whole, self.adapters.passes.fits):
+                found = self.reward_model.scores([whole[number] for number in together])
+                scores += found.double().cpu().split([len(whole[number].completions) for number in together])
+        rewards: list[Tensor] = []
+        for (_, completions), ids, unlike_scores in zip(groups, unlike, scores, strict=True):
+            place = {one: number for number, one in enumerate(ids)}
+            rewards.append(unlike_scores[[place[tuple(completion.ids)] for completion in completions]])
+        return rewards
 
 
 def open_source(setting: str, base: BaseRecord) -> RewardSource:

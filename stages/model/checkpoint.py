@@ -6,7 +6,15 @@ from typing import Any, NamedTuple, cast
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging
 
 from stages.core import layout
@@ -16,7 +24,6 @@ from stages.files import fingerprint
 from stages.files.base_record import ABSENT, APPLIED, OFF, BaseRecord
 from stages.files.fingerprint import Digests
 from stages.model import source, templates
-from stages.model.passes import hidden_width
 
 logging.disable_progress_bar()  # a bar per loaded file would stand in the log of every stage
 
@@ -148,6 +155,12 @@ def load_weights(found: Found, device: torch.device) -> PreTrainedModel:
             "where they are layers, config.json names fewer than there are"
         )
     return cast(PreTrainedModel, model.to(device).eval().requires_grad_(False))
+
+
+def hidden_width(config: PreTrainedConfig) -> int:
+    """Width of the hidden state after the final norm; some OPT models project it to another one than their layers have."""
+    text = config.get_text_config(decoder=True)
+    return int(getattr(text, "word_embed_proj_dim", text.hidden_size))
 
 
 def convert_gguf(folder: Path, gguf_file: str, target: Path) -> None:

@@ -1,121 +1,104 @@
-"""Forward passes over whole sequences: one padded row per sequence, logits only where a token is predicted.
+"""Which passes a model gets: packed rows where a check at load finds the same numbers as in padded ones, else the padded ones."""
 
-Rows are padded on the right, where a causal model cannot see, and masks come from lengths; so any token serves as the
-pad, and an end token that is also the pad loses nothing. Log-probabilities are float32 whatever the weights' precision.
-"""
-
-import inspect
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Protocol
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-PAD = 0
-TOKENS = 4096
-"""Padded tokens of one pass over several groups, at most, unless one group has more."""
-LOGITS = 2**25
-"""Numbers of the logits of one pass over several groups, at most, unless one group has more."""
+from stages.core.progress import say
+from stages.core.settings.runtime import Runtime
+from stages.model import checkpointing
+from stages.model.groups import Completed, TokenScores
+from stages.model.packed import PackedPasses
+from stages.model.padded import PaddedPasses, accepts
+from stages.model.sampling import Decoder
 
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.03}
+"""How far packed and padded numbers may be apart, as a share of the numbers' own spread, by the weights' precision.
 
-class TokenScores(NamedTuple):
-    """Of the completions' tokens, one after the other, float32 [N]."""
-
-    log_probs: Tensor
-    """Log-probability of each token under the tempered distribution, before top-p, nats; carries the gradient."""
-    entropy: Tensor
-    """Entropy of that distribution, nats; without gradient."""
-
-
-class Completed(NamedTuple):
-    """A prompt and the G completions that were sampled after it, the end tokens included."""
-
-    prompt: Sequence[int]
-    completions: Sequence[Sequence[int]]
-
-    def rows(self) -> list[list[int]]:
-        """Whole sequences, one per completion."""
-        return [[*self.prompt, *completion] for completion in self.completions]
+A wrong position, mask or norm puts them as far apart as they are spread; rounding stays far below these.
+"""
+LAYERS = {"full_attention", "sliding_attention"}
+"""Kinds of layers, as configurations name them, whose tokens see all or a window of what is before them, and nothing else."""
 
 
-def passes(groups: Sequence[Completed], vocabulary: int = 0) -> list[range]:
-    """Which neighbouring groups go through the model together: as many as TOKENS and LOGITS allow, and at least one.
+class Passes(Protocol):
+    """Forward passes over groups, with the adapter that is on."""
 
-    `vocabulary` is the width of the logits; 0 where none are computed.
-    """
-    found: list[range] = []
-    start = 0
-    for end in range(1, len(groups) + 1):
-        together = groups[start:end]
-        rows = sum(len(group.completions) for group in together)
-        longest = max(len(row) for group in together for row in group.rows())
-        numbers = rows * (longest - min(len(group.prompt) for group in together) + 1) * vocabulary
-        if end - start > 1 and (rows * longest > TOKENS or numbers > LOGITS):
-            found.append(range(start, end - 1))
-            start = end - 1
-    return [*found, range(start, len(groups))] if groups else []
+    name: str
+    model: PreTrainedModel
 
+    def fits(self, groups: Sequence[Completed]) -> bool:
+        """Whether the groups are few enough for one pass."""
 
-def group_scores(model: PreTrainedModel, groups: Sequence[Completed], temperature: float) -> list[TokenScores]:
-    """Scores the tokens of several groups in one pass, with the adapter that is on; one entry per group."""
-    rows = [row for group in groups for row in group.rows()]
-    longest = max(map(len, rows))
-    begins = [len(group.prompt) for group in groups for _ in group.completions]
-    keep = longest - min(begins) + 1
-    logits = _logits(model, rows, keep)  # [rows, keep, V]: from the last token of the shortest prompt on
-    device = logits.device
-    # the token at place p is predicted at p - 1
-    spots = [(number, place) for number, row in enumerate(rows) for place in range(begins[number], len(row))]
-    row, place = torch.tensor(spots, device=device).T
-    picked = torch.tensor([rows[number][place] for number, place in spots], device=device)
-    distribution = torch.log_softmax(logits[row, place - 1 - (longest - keep)].float() / temperature, dim=-1)  # [N, V]
-    with torch.no_grad():
-        entropy = torch.special.entr(distribution.exp()).sum(-1)  # 0 for what cannot be drawn, where p log p is not a number
-    log_probs = distribution.gather(-1, picked[:, None])[:, 0]
-    sizes = [sum(map(len, group.completions)) for group in groups]
-    return [TokenScores(*parts) for parts in zip(log_probs.split(sizes), entropy.split(sizes), strict=True)]
+    def token_scores(self, groups: Sequence[Completed], temperature: float) -> list[TokenScores]:
+        """Scores the tokens of several groups in one pass; one entry per group. Carries the gradient."""
+
+    def last_hidden(self, groups: Sequence[Completed]) -> Tensor:
+        """The hidden state of every completion's last token after the final norm, float32 [sum of G, H]; carries the gradient."""
+
+    def decoder(self, prompts: Sequence[Sequence[int]], group: int, limit: int) -> Decoder:
+        """Prefills each of P prompts once, for `group` completions each of at most `limit` tokens."""
 
 
-def last_hidden(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Tensor:
-    """The hidden state of each row's last token after the final norm, float32 [B, H]; no vocabulary projection is computed."""
-    backbone = model.base_model
-    output = backbone(**_inputs(backbone, rows, model.device), use_cache=False)
-    last = torch.tensor([len(row) - 1 for row in rows], device=model.device)
-    return output.last_hidden_state[torch.arange(len(rows), device=model.device), last].float()
+def choose(model: PreTrainedModel, runtime: Runtime) -> Passes:
+    """The passes of a frozen model without adapters, and says which; numbers differ between the two by rounding alone."""
+    if runtime.activation_checkpointing:
+        checkpointing.turn_on(model)
+    padded = PaddedPasses(model)
+    with torch.random.fork_rng(devices=[]):
+        reason = unsuitable(model)
+        if reason is None:
+            expected = _probe(padded)
+            try:
+                packed = PackedPasses(model, runtime.logits_chunk)
+                reason = _difference(_probe(packed), expected, model.dtype)
+            except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+                reason = f"packed ones fail ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
+            if reason is None:
+                say("passes: packed rows, each group's prompt computed once")
+                return packed
+    say(f"passes: padded rows, one per completion, since {reason}")
+    return padded
 
 
-def hidden_width(config: PreTrainedConfig) -> int:
-    """Width of the hidden state after the final norm; some OPT models project it to another one than their layers have."""
-    text = config.get_text_config(decoder=True)
-    return int(getattr(text, "word_embed_proj_dim", text.hidden_size))
+def unsuitable(model: PreTrainedModel) -> str | None:
+    """Why packed rows are not tried on a model; None where they are."""
+    kind = model.config.model_type
+    text = model.config.get_text_config(decoder=True)
+    if not model._can_set_attn_implementation():
+        return f"{kind} has an attention of its own"
+    if not accepts(model.base_model, "position_ids"):
+        return f"{kind} takes no positions"
+    if foreign := sorted(set(getattr(text, "layer_types", None) or ()) - LAYERS):
+        return f"{kind} has layers of {', '.join(foreign)}"
+    if getattr(text, "is_causal", True) is False:
+        return f"{kind} is not causal"
+    return None
 
 
-def vocabulary(model: PreTrainedModel) -> int:
-    """The width of the model's logits."""
-    return int(model.config.get_text_config(decoder=True).vocab_size)
+@torch.no_grad()
+def _probe(passes: Passes) -> list[Tensor]:
+    """What the passes say of two small groups: log-probabilities, last states, and logits while two of them are decoded."""
+    vocabulary = passes.model.config.get_text_config(decoder=True).vocab_size
+    tokens = [(7919 * place + 11) % vocabulary for place in range(18)]
+    groups = [Completed(tokens[:5], [tokens[5:9], tokens[9:10], tokens[10:12]]), Completed(tokens[12:13], [tokens[13:16], tokens[16:18]])]
+    scores = passes.token_scores(groups, 0.7)
+    decoder = passes.decoder([group.prompt for group in groups], 2, 3)
+    logits = [decoder.logits.clone()]
+    for place in range(2):
+        decoder.step(torch.tensor(tokens[place : place + 4], device=decoder.logits.device))
+        logits.append(decoder.logits.clone())
+    return [torch.cat([one.log_probs for one in scores]), passes.last_hidden(groups), torch.cat(logits)]
 
 
-def accepts(model: torch.nn.Module, argument: str) -> bool:
-    """Whether the model's forward takes an argument of this name; transformers' architectures differ in it."""
-    return argument in inspect.signature(model.forward).parameters
-
-
-def _logits(model: PreTrainedModel, rows: Sequence[Sequence[int]], keep: int) -> Tensor:
-    inputs = _inputs(model, rows, model.device)
-    if accepts(model, "logits_to_keep"):
-        return model(**inputs, use_cache=False, logits_to_keep=keep).logits
-    return model(**inputs, use_cache=False).logits[:, -keep:]
-
-
-def _inputs(model: torch.nn.Module, rows: Sequence[Sequence[int]], device: torch.device) -> dict[str, Any]:
-    longest = max(map(len, rows))
-    ids = torch.full((len(rows), longest), PAD)
-    mask = torch.zeros((len(rows), longest), dtype=torch.long)
-    for number, row in enumerate(rows):
-        ids[number, : len(row)] = torch.tensor(row)
-        mask[number, : len(row)] = 1
-    inputs = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
-    if accepts(model, "position_ids"):
-        inputs["position_ids"] = torch.arange(longest, device=device).expand(len(rows), -1)
-    return inputs
+def _difference(found: Sequence[Tensor], expected: Sequence[Tensor], precision: torch.dtype) -> str | None:
+    """What is wrong with packed numbers beside padded ones; None where they are the same but for rounding."""
+    names = ("log-probabilities", "hidden states", "logits while sampling")
+    for name, ours, theirs in zip(names, found, expected, strict=True):
+        apart = float((ours.float() - theirs.float()).abs().mean() / theirs.float().std())
+        if not apart <= TOLERANCE.get(precision, TOLERANCE[torch.float32]):
+            return f"the {name} of packed ones are {apart:.1e} of their spread away"
+    return None

@@ -8,7 +8,8 @@ from transformers import PreTrainedModel
 
 from stages.files.artifacts import HEAD, Artifact
 from stages.model.adapters import Adapters, Plan
-from stages.model.passes import hidden_width, last_hidden
+from stages.model.checkpoint import hidden_width
+from stages.model.groups import Completed
 
 ADAPTER_NAME = "reward"
 
@@ -45,6 +46,9 @@ class RewardModel:
         """What an optimizer trains, by file name: the factors, then the head."""
         return {**self.adapters.factors(self.name), HEAD: self.head}
 
-    def scores(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """Scores of whole sequences, float32 [B], with the reward adapter on (the caller turns it on); carries the gradient."""
-        return (last_hidden(self.model, rows) @ self.head.T)[:, 0]
+    def scores(self, groups: Sequence[Completed]) -> Tensor:
+        """Scores of every prompt with each of its completions, float32 [sum of G]; carries the gradient.
+
+        The caller turns the reward adapter on.
+        """
+        return (self.adapters.passes.last_hidden(groups) @ self.head.T)[:, 0]

@@ -11,10 +11,11 @@ from stages.core.settings.base import CheckpointBase, ToyBase
 from stages.core.settings.export import Export
 from stages.core.settings.runtime import Runtime
 
+RUNTIME = {"device": "cpu", "threads": None, "logits_chunk": 64, "activation_checkpointing": False}
 VALUES = {
     "base": {"seed": 1, "fit_steps": 0, "precision": "f32", "chat_template": "auto"},
     "export": {},
-    "runtime": {"device": "cpu", "threads": None},
+    "runtime": RUNTIME,
     "grpo": "never looked at",
 }
 
@@ -40,7 +41,7 @@ def refused(path):
 
 def test_the_sections_of_a_stage_are_read_and_no_others(tmp_path):
     found = params.load(Params, write(tmp_path / "params.yaml"))
-    assert found == Params(ToyBase(1, 0, "f32", "auto"), Export(), Runtime("cpu", None))
+    assert found == Params(ToyBase(1, 0, "f32", "auto"), Export(), Runtime("cpu", None, 64, False))
 
 
 def test_a_base_with_a_model_is_a_checkpoint(tmp_path):
@@ -49,12 +50,17 @@ def test_a_base_with_a_model_is_a_checkpoint(tmp_path):
 
 
 def test_a_number_that_dvc_wrote_as_text_is_read(tmp_path):
-    path = write(tmp_path / "params.yaml", runtime={"device": "cpu", "threads": 2})
+    path = write(tmp_path / "params.yaml", runtime={**RUNTIME, "threads": 2})
     assert params.load(Params, path).runtime.threads == 2
 
 
 def test_all_problems_of_all_sections_are_told_at_once(tmp_path):
-    path = write(tmp_path / "params.yaml", base={**VALUES["base"], "seed": -1, "precision": 3}, runtime={"device": "cpu", "thread": 1})
+    misspelt = {key.replace("threads", "thread"): value for key, value in RUNTIME.items()}
+    path = write(
+        tmp_path / "params.yaml",
+        base={**VALUES["base"], "seed": -1, "precision": 3},
+        runtime=misspelt,
+    )
     assert [line.split(" ")[0].rstrip(":") for line in refused(path)] == [
         "base.seed",
         "base.precision",

@@ -48,7 +48,7 @@ COMMAND = [sys.executable, "-m", "stages.sample"]
 def project(tmp_path):
     """A folder with a copy of stages/, to which a test adds stages/sample.py, and the settings that this reads."""
     shutil.copytree(ROOT / "stages", tmp_path / "stages", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "params.yaml").write_text("runtime:\n  device: cpu\n  threads: 3\n")
+    (tmp_path / "params.yaml").write_text("runtime:\n  device: cpu\n  threads: 3\n  logits_chunk: 64\n  activation_checkpointing: false\n")
     return tmp_path
 
 
@@ -93,7 +93,7 @@ def test_help_prints_what_the_stage_is_for(stage, flag):
 
 
 def test_params_that_cannot_be_read_are_refused_before_main(stage, tmp_path):
-    (tmp_path / "params.yaml").write_text("runtime:\n  device: cpu\n")
+    (tmp_path / "params.yaml").write_text("runtime:\n  device: cpu\n  logits_chunk: 64\n  activation_checkpointing: false\n")
     done = stage("raise AssertionError")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("runtime.threads is missing: ")

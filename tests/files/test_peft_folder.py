@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from stages.files import peft_folder
 from stages.files.artifacts import ADAPTER, Artifact
 from stages.model import adapters
-from stages.model.adapters import Adapters
 from tests import tiny
 
 ROW = tiny.ids("the child drops a cup over")
@@ -29,7 +28,7 @@ def trained(folder: Path) -> tuple[Artifact, Tensor]:
     record = tiny.record(folder)
     model = tiny.load(record).model
     plan = adapters.plan(model, "grpo", 4, 6.0, "all-linear", [1])
-    factors = Adapters(model).add_fresh("policy", plan, seed=0)
+    factors = tiny.adapted(model).add_fresh("policy", plan, seed=0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for factor in factors.values():

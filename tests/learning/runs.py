@@ -24,6 +24,7 @@ from stages.model.adapters import Adapters, Plan
 from stages.model.rendering import EncodedPair
 from stages.model.reward_model import RewardModel
 from stages.model.sampling import Completion
+from tests import tiny
 
 BEGIN, END = toy.IDS[toy.BEGIN], toy.IDS[toy.END]
 
@@ -221,7 +222,7 @@ def train_reward(pairs: list[EncodedPair], weight_seed: int = 0, **changes: Any)
     settings = reward_settings(**changes)
     model = frozen_toy(weight_seed)
     plan = toy_plan(model, settings.rank, settings.alpha)
-    reward_model = RewardModel.fresh(Adapters(model), plan, settings.seed)
+    reward_model = RewardModel.fresh(tiny.adapted(model), plan, settings.seed)
     appended: list[dict[str, Any]] = []
     with contextlib.redirect_stderr(io.StringIO()) as stderr:
         run = reward_loop.fit(reward_model, plan, pairs, settings, appended)
@@ -239,7 +240,7 @@ def train_policy(
 ) -> Trained:
     """A GRPO run; under `length` where no scorer is given."""
     settings = grpo_settings(**changes)
-    adapted = adapted or Adapters(frozen_toy(weight_seed))
+    adapted = adapted or tiny.adapted(frozen_toy(weight_seed))
     plan = toy_plan(adapted.model, settings.rank, settings.alpha)
     appended: list[dict[str, Any]] = []
     with contextlib.redirect_stderr(io.StringIO()) as stderr:

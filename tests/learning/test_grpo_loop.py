@@ -12,9 +12,10 @@ from stages.core.errors import TrainingError
 from stages.learning import grpo_loop, schedule
 from stages.learning.grpo_loop import CURVE, planned_steps
 from stages.learning.reward_source import Scorer
-from stages.model import passes, sampling
+from stages.model import packed, sampling
 from stages.model.adapters import Adapters
 from stages.model.reward_model import RewardModel
+from tests import tiny
 from tests.learning import runs
 from tests.learning.runs import Written, cut, ended, fitting_prompts, train_policy
 
@@ -187,7 +188,7 @@ def test_windows_stay_within_an_iteration_and_divide_by_the_groups_that_they_sco
 
     Whether the groups of a window go through the model one by one or together changes nothing.
     """
-    monkeypatch.setattr(passes, "TOKENS", tokens_of_a_pass)
+    monkeypatch.setattr(packed, "TOKENS", tokens_of_a_pass)
     script = [
         [ended(5, 6, 7), cut(8, 9, 10, 11), ended(12)],
         [ended(5), ended(), ended(7, 7)],
@@ -241,7 +242,7 @@ def test_log_probabilities_and_entropy_are_of_the_tempered_distribution_before_t
 
 def test_sampling_parameters_are_the_settings_alone():
     """A generation_config that would make every draw the same changes nothing."""
-    adapted = Adapters(runs.frozen_toy())
+    adapted = tiny.adapted(runs.frozen_toy())
     config = adapted.model.generation_config
     config.do_sample, config.top_k, config.top_p, config.temperature, config.repetition_penalty = True, 1, 0.01, 0.01, 1.8
     assert train_policy(fitting_prompts(1), adapted=adapted).bytes() == train_policy(fitting_prompts(1)).bytes()
@@ -342,7 +343,7 @@ def test_a_reward_of_exactly_zero_is_kept():
 
 
 def test_a_reward_model_with_a_zero_head_gives_rewards_of_zero_and_a_warning():
-    adapted = Adapters(runs.frozen_toy())
+    adapted = tiny.adapted(runs.frozen_toy())
     reward_model = RewardModel.fresh(adapted, runs.toy_plan(adapted.model), 3)
     runs.warm(adapted, "reward")
     before = [factor.detach().clone() for factor in reward_model.trainable().values()]
@@ -371,7 +372,7 @@ def test_a_model_that_never_ends_is_told_at_each_iteration_and_in_the_run():
 )
 def test_flat_groups_without_a_leash_leave_the_adapter_byte_identical(changes):
     trained = train_policy(fitting_prompts(1), beta=0.0, **changes)
-    fresh = Adapters(runs.frozen_toy()).add_fresh("policy", trained.plan, 42)
+    fresh = tiny.adapted(runs.frozen_toy()).add_fresh("policy", trained.plan, 42)
     assert trained.run.history[0]["flat_groups"] == 1.0
     assert trained.bytes() == {name: factor.detach().numpy().tobytes() for name, factor in fresh.items()}
     assert trained.run.steps[0]["grad_norm"] == 0.0
@@ -433,7 +434,7 @@ def test_score_takes_a_lone_end_token_as_the_action_it_is(monkeypatch):
 def test_a_reward_that_is_not_finite_stops_with_its_iteration_prompt_and_draw(monkeypatch, broken, accumulation):
     """In the second group of the second iteration: the weights are as the last whole window left them."""
     good, bad = [1.0, 2.0, 3.0], [1.0, 2.0, broken]
-    adapted = Adapters(runs.frozen_toy())
+    adapted = tiny.adapted(runs.frozen_toy())
     rewards = Written([good, good, good, bad])
     with runs.watching(monkeypatch, grpo_loop) as seen, pytest.raises(TrainingError) as stopped:
         train_policy(fitting_prompts(2), rewards, adapted=adapted, group=3, iterations=3, accumulation=accumulation)
@@ -467,7 +468,7 @@ def test_a_huge_adapter_still_gives_finite_gradients_and_weights():
 
 @pytest.mark.parametrize("learning_rate", [1.0, 1e30])
 def test_an_absurd_learning_rate_ends_in_finite_weights_or_a_clear_stop(learning_rate):
-    adapted = Adapters(runs.frozen_toy())
+    adapted = tiny.adapted(runs.frozen_toy())
     try:
         train_policy(fitting_prompts(2), adapted=adapted, iterations=2, learning_rate=learning_rate)
     except TrainingError as stopped:
@@ -500,7 +501,7 @@ def test_a_policy_whose_distribution_is_not_finite_stops_with_its_prompt_and_dra
 
 def test_reward_sums_are_kept_apart_from_the_reference_and_the_policy():
     """The adapters are switched, never mixed: two runs whose rewards agree give the same bytes, whether or not a model scored."""
-    adapted = Adapters(runs.frozen_toy())
+    adapted = tiny.adapted(runs.frozen_toy())
     reward_model = RewardModel.fresh(adapted, runs.toy_plan(adapted.model), 3)
     runs.warm(adapted, "reward")
     with torch.no_grad():

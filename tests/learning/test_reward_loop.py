@@ -13,9 +13,9 @@ from stages.core.errors import TrainingError
 from stages.files.history import HistoryFile
 from stages.learning import reward_loop, schedule
 from stages.learning.reward_loop import CURVE, shuffled
-from stages.model.adapters import Adapters
 from stages.model.rendering import EncodedPair
 from stages.model.reward_model import RewardModel
+from tests import tiny
 from tests.learning import runs
 from tests.learning.runs import calm_pairs, train_reward
 
@@ -67,7 +67,7 @@ def test_the_head_trains_and_no_factor_sits_on_it(recorded):
 
 
 def test_every_factor_moves(recorded):
-    fresh = RewardModel.fresh(Adapters(runs.frozen_toy()), recorded.plan, 42).trainable()
+    fresh = RewardModel.fresh(tiny.adapted(runs.frozen_toy()), recorded.plan, 42).trainable()
     assert list(fresh) == list(recorded.tensors)
     assert all(not np.array_equal(tensor.detach().numpy(), recorded.tensors[name]) for name, tensor in fresh.items())
 
@@ -99,7 +99,7 @@ def test_each_step_is_a_row_of_the_curve_and_of_the_history(recorded):
 
 def test_steps_reach_the_history_file_as_they_are_taken(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    reward_model = RewardModel.fresh(Adapters(runs.frozen_toy()), plan := runs.toy_plan(runs.frozen_toy()), 42)
+    reward_model = RewardModel.fresh(tiny.adapted(runs.frozen_toy()), plan := runs.toy_plan(runs.frozen_toy()), 42)
     history = HistoryFile("reward")
     run = reward_loop.fit(reward_model, plan, calm_pairs(2), runs.reward_settings(epochs=2), history)
     assert [json.loads(line) for line in history.path.read_text().splitlines()] == run.steps
@@ -140,7 +140,7 @@ def plain_gradient(reward_model, window) -> list[torch.Tensor]:
 def test_a_window_ends_with_its_epoch_and_divides_by_its_own_pairs(monkeypatch):
     pairs = calm_pairs(5)
     model = runs.frozen_toy()
-    reward_model = RewardModel.fresh(Adapters(model), plan := runs.toy_plan(model), 42)
+    reward_model = RewardModel.fresh(tiny.adapted(model), plan := runs.toy_plan(model), 42)
     with runs.watching(monkeypatch, reward_loop) as seen:
         run = reward_loop.fit(reward_model, plan, pairs, runs.reward_settings(epochs=2, accumulation=3, batch_size=2), [])
     # 5 pairs by 3: windows of 3 and 2 in each epoch
@@ -159,7 +159,7 @@ def test_reported_scores_are_those_of_the_final_epoch_before_each_step(monkeypat
     """Recomputed with the weights as they stood before the last epoch's two steps."""
     pairs = calm_pairs()
     model = runs.frozen_toy()
-    reward_model = RewardModel.fresh(Adapters(model), plan := runs.toy_plan(model), 42)
+    reward_model = RewardModel.fresh(tiny.adapted(model), plan := runs.toy_plan(model), 42)
     with runs.watching(monkeypatch, reward_loop) as seen:
         run = reward_loop.fit(reward_model, plan, pairs, runs.reward_settings(epochs=2), [])
     order = [pairs[index] for index in shuffled(8, 42, 1)]
@@ -204,7 +204,7 @@ def test_decay_and_clipping_are_taken_from_the_settings(recorded):
 
 def test_a_loss_that_is_not_finite_stops_and_names_the_step_and_the_pair():
     model = runs.frozen_toy()
-    reward_model = RewardModel.fresh(Adapters(model), plan := runs.toy_plan(model), 42)
+    reward_model = RewardModel.fresh(tiny.adapted(model), plan := runs.toy_plan(model), 42)
     with torch.no_grad():
         reward_model.head[0, 3] = float("nan")
     before = [tensor.detach().clone() for tensor in reward_model.trainable().values()]
@@ -219,7 +219,7 @@ def test_a_loss_that_is_not_finite_stops_and_names_the_step_and_the_pair():
 def test_a_side_counts_only_by_its_own_tokens():
     """The same pairs beside one that is much longer: padding changes no score."""
     model = runs.frozen_toy()
-    adapted = Adapters(model)
+    adapted = tiny.adapted(model)
     reward_model = RewardModel.fresh(adapted, runs.toy_plan(model), 42)
     runs.warm(adapted, "reward")
     with torch.no_grad():

@@ -12,7 +12,7 @@ from stages.core.errors import ArtifactError, SettingsError
 from stages.files import artifacts
 from stages.files.artifacts import ADAPTER, HEAD, REWARD, Artifact
 from stages.learning.reward_source import RewardSource, open_source, reopen
-from stages.model.adapters import Adapters
+from tests import tiny
 from tests.learning import runs
 from tests.learning.runs import BEGIN, base_record, cut, ended, ids
 
@@ -134,7 +134,7 @@ def rewards_of(scorer, prompt, completions) -> torch.Tensor:
 
 
 def test_length_counts_tokens_without_the_end_token_and_zero_for_a_lone_one():
-    scorer = open_source("length", base_record()).attach(Adapters(runs.frozen_toy()))
+    scorer = open_source("length", base_record()).attach(tiny.adapted(runs.frozen_toy()))
     rewards = rewards_of(scorer, PROMPT, [ended(5, 6, 7), cut(5, 6, 7), ended(), ended(2, 0)])
     assert rewards.tolist() == [3.0, 3.0, 0.0, 2.0]
     assert rewards.dtype == torch.float64
@@ -145,7 +145,7 @@ COMPLETIONS = [ended(*ids("please rest .")), cut(*ids("just leave now . you are"
 
 @pytest.fixture
 def scorer(trained):
-    return RewardSource("reward:x", artifact_of(trained)).attach(Adapters(runs.frozen_toy()))
+    return RewardSource("reward:x", artifact_of(trained)).attach(tiny.adapted(runs.frozen_toy()))
 
 
 def test_a_score_is_read_at_the_end_token_or_at_the_last_one_of_a_cut_completion(scorer):
@@ -177,7 +177,7 @@ def test_the_same_text_scored_twice_has_the_same_bits_and_its_neighbours_do_not_
 
 
 def test_a_reward_model_that_is_read_back_scores_as_it_did_when_it_was_trained(tmp_path, trained):
-    opened = open_source(write(tmp_path, artifact_of(trained)), base_record()).attach(Adapters(runs.frozen_toy()), "another_name")
+    opened = open_source(write(tmp_path, artifact_of(trained)), base_record()).attach(tiny.adapted(runs.frozen_toy()), "another_name")
     sides = [side for pair in runs.calm_pairs() for side in pair]
     with torch.no_grad():
         trained.adapters.use("reward")
@@ -190,7 +190,7 @@ def test_a_reward_model_that_is_read_back_scores_as_it_did_when_it_was_trained(t
 
 def test_two_reward_models_and_a_policy_share_one_base_without_touching(trained):
     """As in evaluate, where the policy was trained on another reward than the pipeline's own."""
-    adapted = Adapters(runs.frozen_toy())
+    adapted = tiny.adapted(runs.frozen_toy())
     adapted.add_fresh("policy", runs.toy_plan(adapted.model), 1)
     first = RewardSource("a", artifact_of(trained)).attach(adapted)
     doubled = {name: tensor * np.float32(2) if name == HEAD else tensor for name, tensor in trained.tensors.items()}

@@ -16,9 +16,10 @@ from stages.learning import grpo_loop
 from stages.learning.grpo_loop import Group
 from stages.learning.objective import group_advantages
 from stages.learning.reward_loop import _accumulate
-from stages.model import passes, toy
-from stages.model.adapters import Adapters
+from stages.model import toy
+from stages.model.groups import Completed, sharing
 from stages.model.reward_model import RewardModel
+from tests import tiny
 from tests.learning import runs
 from tests.learning.runs import BEGIN, cut, ended, ids
 
@@ -48,7 +49,7 @@ def quiet(build):
 
 @pytest.fixture
 def policy():
-    adapted = Adapters(runs.frozen_toy())
+    adapted = tiny.adapted(runs.frozen_toy())
     adapted.add_fresh("policy", runs.toy_plan(adapted.model), 3)
     runs.warm(adapted, "policy")
     return adapted
@@ -113,12 +114,12 @@ def test_the_grpo_loss_and_its_gradient_are_those_of_trl(policy, tmp_path, beta,
     assert max(expected.norm() for expected in their_gradient) > 1e-2
 
     # the mean over all tokens, as theirs is
-    scores = passes.group_scores(policy.model, [passes.Completed(PROMPT, [completion.ids for completion in COMPLETIONS])], TEMPERATURE)[0]
+    scores = policy.passes.token_scores([Completed(PROMPT, [completion.ids for completion in COMPLETIONS])], TEMPERATURE)[0]
     assert trainer._metrics["eval"]["entropy"] == [pytest.approx(scores.entropy.mean().item(), rel=1e-5)]
 
 
 def test_the_pairwise_loss_and_its_gradient_are_those_of_trls_reward_trainer(tmp_path):
-    adapted = Adapters(runs.frozen_toy())
+    adapted = tiny.adapted(runs.frozen_toy())
     reward_model = RewardModel.fresh(adapted, runs.toy_plan(adapted.model), 3)
     runs.warm(adapted, "reward")
     with torch.no_grad():
@@ -157,4 +158,4 @@ def test_the_pairwise_loss_and_its_gradient_are_those_of_trls_reward_trainer(tmp
 
 def accuracy(reward_model, pairs):
     with torch.no_grad():
-        return sum(bool(chosen > rejected) for chosen, rejected in (reward_model.scores(list(pair)) for pair in pairs)) / len(pairs)
+        return sum(bool(chosen > rejected) for chosen, rejected in (reward_model.scores([sharing(pair)]) for pair in pairs)) / len(pairs)

@@ -1,5 +1,6 @@
 """The device and the threads of a stage."""
 
+import dataclasses
 from collections.abc import Iterator
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from stages.core.errors import DeviceError
 from stages.core.settings.runtime import Runtime
 from stages.model import device
+from tests import tiny
 
 
 @pytest.fixture(autouse=True)
@@ -17,20 +19,24 @@ def threads() -> Iterator[int]:
     torch.set_num_threads(before)
 
 
+def runtime(name: str, threads: int | None) -> Runtime:
+    return dataclasses.replace(tiny.RUNTIME, device=name, threads=threads)
+
+
 def test_the_cpu_is_returned_and_null_threads_leave_torchs_own_choice(threads: int):
-    assert device.prepare(Runtime(device="cpu", threads=None)) == torch.device("cpu")
+    assert device.prepare(runtime("cpu", None)) == torch.device("cpu")
     assert torch.get_num_threads() == threads
 
 
 def test_the_number_of_threads_is_set():
-    device.prepare(Runtime(device="cpu", threads=3))
+    device.prepare(runtime("cpu", 3))
     assert torch.get_num_threads() == 3
 
 
 @pytest.mark.parametrize("name", ["cuda:99", "mps", "meta", "cpu:x", "xpu", "hpu", "privateuseone", "vulkan"])
 def test_a_device_that_this_machine_does_not_have_is_refused_in_one_line_that_names_the_key(name: str):
     with pytest.raises(DeviceError) as caught:
-        device.prepare(Runtime(device=name, threads=None))
+        device.prepare(runtime(name, None))
     (line,) = caught.value.lines()
     assert line.startswith(f"runtime.device: {name!r} cannot be used here (")
     assert line.endswith("; set runtime.device=cpu")
@@ -38,7 +44,7 @@ def test_a_device_that_this_machine_does_not_have_is_refused_in_one_line_that_na
 
 def test_more_threads_than_processors_are_said(capsys: pytest.CaptureFixture[str]):
     available = device.processors()
-    device.prepare(Runtime(device="cpu", threads=available))
+    device.prepare(runtime("cpu", available))
     assert "lower it" not in capsys.readouterr().err
-    device.prepare(Runtime(device="cpu", threads=available + 1))
+    device.prepare(runtime("cpu", available + 1))
     assert f"runtime.threads: {available + 1} threads on {available} CPUs take many times as long; lower it\n" in capsys.readouterr().err

@@ -1,4 +1,7 @@
-"""Log-probabilities and hidden states, against transformers called directly: one row at a time, no padding, all logits."""
+"""Passes over groups, packed and padded, against transformers called directly: one row at a time, no padding, all logits."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -6,20 +9,31 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from stages.model import passes
+from stages.model import adapters, padded, passes, vocabulary
+from stages.model.adapters import Adapters
+from stages.model.groups import Completed, TokenScores
+from stages.model.packed import PackedPasses
+from stages.model.padded import PaddedPasses
+from stages.model.passes import Passes
 from tests import tiny
 
-
-def completion_scores(model: PreTrainedModel, prompt: list[int], completions: list[list[int]], temperature: float) -> passes.TokenScores:
-    """The scores of one group, alone in its pass."""
-    return passes.group_scores(model, [passes.Completed(prompt, completions)], temperature)[0]
-
-
 END = tiny.IDS[tiny.END]
+CHUNK = 5
+"""Rows of logits at once: fewer than any of these groups has, and no divisor of their number."""
+WAYS: dict[str, Callable[[PreTrainedModel], Passes]] = {"packed": lambda model: PackedPasses(model, CHUNK), "padded": PaddedPasses}
+both_ways = pytest.mark.parametrize("way", WAYS)
+UNPACKED = ("bloom", "falcon", "mpt")
+"""Architectures with an attention of their own."""
+PACKED = [kind for kind in tiny.EVERY if (kind if isinstance(kind, str) else kind.values[0]) not in UNPACKED]
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(3, tiny.VOCABULARY, count).tolist()
+
+
+def rows(sequences: Sequence[list[int]]) -> list[Completed]:
+    """Whole sequences as groups, each a prompt and one token; of a lone token it is the completion of nothing."""
+    return [Completed(row[:-1], [row[-1:]]) for row in sequences]
 
 
 def reference(model: PreTrainedModel, prompt: list[int], completion: list[int], temperature: float) -> Tensor:
@@ -33,47 +47,123 @@ def chosen(distributions: Tensor, completion: list[int]) -> Tensor:
     return distributions[range(len(completion)), completion]
 
 
-@pytest.mark.parametrize("kind", tiny.EVERY)
-def test_log_probabilities_and_hidden_states_are_those_of_transformers_one_row_at_a_time(kind: str):
-    model = tiny.model(kind)
+def score(forward: Passes, prompt: list[int], completions: list[list[int]], temperature: float) -> TokenScores:
+    """The scores of one group, alone in its pass."""
+    return forward.token_scores([Completed(prompt, completions)], temperature)[0]
+
+
+def require_transformers_numbers(kind: str, forward: Passes) -> None:
     completions = [tokens(count, seed=count) for count in (1, 7, 4, 19)]
     for prompt, temperature in ((tokens(1), 0.5), (tokens(3), 1.0), (tokens(40), 0.5)):
-        scores = completion_scores(model, prompt, completions, temperature)
-        references = [reference(model, prompt, completion, temperature) for completion in completions]
-        expected = torch.cat([chosen(rows, completion) for rows, completion in zip(references, completions, strict=True)])
+        scores = score(forward, prompt, completions, temperature)
+        references = [reference(forward.model, prompt, completion, temperature) for completion in completions]
+        expected = torch.cat([chosen(found, completion) for found, completion in zip(references, completions, strict=True)])
         torch.testing.assert_close(scores.log_probs, expected, rtol=1e-5, atol=1e-5)
-        entropy = torch.cat([-(rows.double().exp() * rows.double()).sum(-1) for rows in references])
+        entropy = torch.cat([-(found.double().exp() * found.double()).sum(-1) for found in references])
         torch.testing.assert_close(scores.entropy.double(), entropy, rtol=1e-5, atol=1e-5)
-    rows = [tokens(count, seed=count) for count in (1, 3, 40, 12)]
-    expected = torch.stack([model(input_ids=torch.tensor([row]), output_hidden_states=True).hidden_states[-1][0, -1] for row in rows])
-    torch.testing.assert_close(passes.last_hidden(model, rows), expected, rtol=1e-5, atol=1e-5)
+    sequences = [tokens(count, seed=count) for count in (1, 3, 40, 12)]
+    directly = [forward.model(input_ids=torch.tensor([row]), output_hidden_states=True).hidden_states[-1][0, -1] for row in sequences]
+    torch.testing.assert_close(forward.last_hidden(rows(sequences)), torch.stack(directly), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "bloom"])
-def test_a_completion_scores_the_same_alone_and_beside_a_much_longer_one(kind: str):
+@pytest.mark.parametrize("kind", tiny.EVERY)
+def test_padded_numbers_are_those_of_transformers_one_row_at_a_time(kind: str):
+    require_transformers_numbers(kind, PaddedPasses(tiny.model(kind)))
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_packed_numbers_are_those_of_transformers_one_row_at_a_time(kind: str):
+    require_transformers_numbers(kind, PackedPasses(tiny.model(kind), CHUNK))
+
+
+GROUPS = [
+    Completed(tokens(9, seed=1), [tokens(12, seed=2), tokens(1, seed=3), tokens(4, seed=4)]),  # ragged, one token among them
+    Completed(tokens(1, seed=5), [tokens(3, seed=6), tokens(2, seed=7)]),  # a prompt of one token, a group of two
+    Completed(tokens(20, seed=8), [tokens(5, seed=9), tokens(5, seed=10)]),  # of one length, past every window
+]
+
+
+def gradients(kind: str, way: str, groups: Sequence[Completed], checkpointing: bool = False) -> dict[str, Tensor]:
+    """Gradients of all adapter factors, through log-probabilities and last states, and the loss itself."""
     model = tiny.model(kind)
+    if checkpointing:
+        passes.checkpointing.turn_on(model)
+    held = Adapters(WAYS[way](model))
+    plan = adapters.plan(model, "grpo", 3, 6.0, "all-linear", "all")
+    factors = held.add_fresh("policy", plan, seed=0)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for factor in factors.values():  # away from B = 0, where A gets no gradient
+            factor.copy_(0.05 * torch.randn(factor.shape, generator=generator))
+    scores = torch.cat([one.log_probs for one in held.passes.token_scores(groups, 0.7)])
+    states = held.passes.last_hidden(groups)
+    weights = torch.randn(len(scores), generator=generator)
+    loss = (scores * weights).sum() + (states * torch.randn(states.shape, generator=generator)).sum()
+    loss.backward()
+    return {"loss": loss.detach(), **{name: factor.grad for name, factor in factors.items() if factor.grad is not None}}
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_packed_gradients_are_the_padded_ones(kind: str):
+    expected, found = gradients(kind, "padded", GROUPS), gradients(kind, "packed", GROUPS)
+    assert found.keys() == expected.keys()
+    scale = max(float(gradient.abs().max()) for gradient in expected.values())
+    assert scale > 1
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name] / scale, gradient / scale, rtol=1e-5, atol=1e-5)
+
+
+@both_ways
+def test_activation_checkpointing_changes_no_bit(way: str):
+    plain, again = (gradients("gemma2", way, GROUPS, checkpointing) for checkpointing in (False, True))
+    assert all(torch.equal(gradient, again[name]) for name, gradient in plain.items())
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 1000])
+def test_the_chunk_changes_no_number_beyond_rounding(chunk: int):
+    found = [torch.cat([one.log_probs for one in PackedPasses(tiny.model(), rows).token_scores(GROUPS, 0.7)]) for rows in (CHUNK, chunk)]
+    torch.testing.assert_close(found[0], found[1], rtol=1e-6, atol=1e-6)
+
+
+def test_no_more_rows_of_logits_than_the_chunk_are_made_and_each_is_made_once(monkeypatch: pytest.MonkeyPatch):
+    shapes: list[tuple[int, ...]] = []
+    product = vocabulary.tall_product
+    monkeypatch.setattr(vocabulary, "tall_product", lambda weight, states: shapes.append(states.shape) or product(weight, states))
+    forward = PackedPasses(tiny.model(), CHUNK)
+    forward.token_scores([Completed(tokens(30), [tokens(2), tokens(5), tokens(1)])], 1.0)
+    # the prompt's last token predicts three, once; then 1 and 4 more
+    assert [shape[0] for shape in shapes] == [5, 1]
+    forward.last_hidden([Completed(tokens(30), [tokens(2)])])
+    assert len(shapes) == 2
+
+
+@both_ways
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_a_completion_scores_the_same_alone_and_beside_a_much_longer_one(kind: str, way: str):
+    forward = WAYS[way](tiny.model(kind))
     prompt, short, long = tokens(3), tokens(2, seed=1), tokens(50, seed=2)
-    both = completion_scores(model, prompt, [short, long], 1.0)
+    together = score(forward, prompt, [short, long], 1.0)
     for part, completion in ((slice(0, 2), short), (slice(2, 52), long)):
-        alone = completion_scores(model, prompt, [completion], 1.0)
-        torch.testing.assert_close(both.log_probs[part], alone.log_probs, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(both.entropy[part], alone.entropy, rtol=1e-5, atol=1e-5)
+        alone = score(forward, prompt, [completion], 1.0)
+        torch.testing.assert_close(together.log_probs[part], alone.log_probs, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(together.entropy[part], alone.entropy, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "bloom"])
 def test_whatever_fills_the_padding_changes_nothing_and_gets_no_gradient(kind: str, monkeypatch: pytest.MonkeyPatch):
     model = tiny.model(kind, tie_word_embeddings=False)
+    forward = PaddedPasses(model)
     # Token 5 is in neither row; as the pad it stands behind the shorter of both.
-    prompt, completions, rows = [6, 7], [[8, END], [9, 10, 11, 12, END]], [[6, 7, 8], [6, 7, 8, 9, 10, 11]]
+    prompt, completions, groups = [6, 7], [[8, END], [9, 10, 11, 12, END]], rows([[6, 7, 8], [6, 7, 8, 9, 10, 11]])
     found = []
     for pad in (0, END, 5):
-        monkeypatch.setattr(passes, "PAD", pad)
-        scores = completion_scores(model, prompt, completions, 1.0)
-        found.append(torch.cat([scores.log_probs, scores.entropy, passes.last_hidden(model, rows).flatten()]))
+        monkeypatch.setattr(padded, "PAD", pad)
+        scores = score(forward, prompt, completions, 1.0)
+        found.append(torch.cat([scores.log_probs, scores.entropy, forward.last_hidden(groups).flatten()]))
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
     embedding = model.get_input_embeddings().weight.requires_grad_()
-    loss = completion_scores(model, prompt, completions, 1.0).log_probs.sum() + passes.last_hidden(model, rows).sum()
+    loss = score(forward, prompt, completions, 1.0).log_probs.sum() + forward.last_hidden(groups).sum()
     loss.backward()
     assert embedding.grad[5].abs().max() == 0
     assert embedding.grad[6].abs().max() > 0
@@ -82,88 +172,160 @@ def test_whatever_fills_the_padding_changes_nothing_and_gets_no_gradient(kind: s
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_at_half_precision_the_log_softmax_is_of_the_very_logits_in_float32(kind: str):
     model = tiny.model(kind).to(torch.bfloat16)
+    forward = PaddedPasses(model)
     logits: list[Tensor] = []
     model.get_output_embeddings().register_forward_hook(lambda _module, _inputs, output: logits.append(output))
     prompt, completions = tokens(3), [tokens(2, seed=1), tokens(5, seed=2)]
-    found = completion_scores(model, prompt, completions, 0.7).log_probs
+    found = score(forward, prompt, completions, 0.7).log_probs
     assert logits[0].dtype == torch.bfloat16
     kept = logits[0].float()[:, -6:]  # from the prompt's last token to the longest completion's end
     expected = torch.cat([chosen(torch.log_softmax(row / 0.7, -1), completion) for row, completion in zip(kept, completions, strict=True)])
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-    assert passes.last_hidden(model, [prompt]).dtype == torch.float32
+    assert forward.last_hidden(rows([prompt])).dtype == torch.float32
 
 
-def test_vocabulary_rows_are_computed_where_a_token_is_predicted_and_none_for_a_score():
-    model = tiny.model()
-    shapes: list[tuple[int, ...]] = []
-    model.lm_head.register_forward_hook(lambda _module, _inputs, output: shapes.append(tuple(output.shape)))
-    completion_scores(model, tokens(30), [tokens(2), tokens(5)], 1.0)
-    assert shapes == [(2, 6, tiny.VOCABULARY)]
-    passes.last_hidden(model, [tokens(30)])
-    assert len(shapes) == 1
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma2"])
+def test_packed_numbers_at_half_precision_are_float32_and_near_those_of_full_precision(kind: str):
+    full, half = (PackedPasses(tiny.model(kind).to(dtype), CHUNK) for dtype in (torch.float32, torch.bfloat16))
+    expected, found = (torch.cat([one.log_probs for one in forward.token_scores(GROUPS, 0.7)]) for forward in (full, half))
+    assert found.dtype == half.last_hidden(GROUPS).dtype == torch.float32
+    assert float((found - expected).abs().mean() / expected.std()) < passes.TOLERANCE[torch.bfloat16]
 
 
-def test_only_the_log_probabilities_carry_a_gradient():
+@both_ways
+def test_only_the_log_probabilities_carry_a_gradient(way: str):
     model = tiny.model().requires_grad_(True)
-    scores = completion_scores(model, [6, 7], [[8]], 1.0)
+    forward = WAYS[way](model)
+    scores = score(forward, [6, 7], [[8]], 1.0)
     assert scores.log_probs.requires_grad
     assert not scores.entropy.requires_grad
-    assert passes.last_hidden(model, [[6, 7]]).requires_grad
+    assert forward.last_hidden(rows([[6, 7]])).requires_grad
 
 
-def test_a_temperature_near_zero_gives_finite_numbers():
-    scores = completion_scores(tiny.model(), [6, 7], [[8, 9, 10], [11]], 0.001)
+@both_ways
+def test_a_temperature_near_zero_gives_finite_numbers(way: str):
+    scores = score(WAYS[way](tiny.model()), [6, 7], [[8, 9, 10], [11]], 0.001)
     assert torch.isfinite(scores.log_probs).all()
     assert torch.isfinite(scores.entropy).all()
 
 
-def test_dropout_in_the_configuration_is_not_alive_in_a_model_in_evaluation_mode():
+@both_ways
+def test_dropout_in_the_configuration_is_not_alive_in_a_model_in_evaluation_mode(way: str):
     model = tiny.model("gpt2", resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1)
     assert any(isinstance(module, nn.Dropout) and module.p == 0.1 for module in model.modules())
-    first, second = (completion_scores(model, [6, 7], [[8, 9]], 1.0).log_probs for _ in range(2))
+    first, second = (score(WAYS[way](model), [6, 7], [[8, 9]], 1.0).log_probs for _ in range(2))
     assert torch.equal(first, second)
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "bloom"])
-def test_groups_of_unlike_prompts_in_one_pass_score_what_each_does_alone(kind: str):
-    model = tiny.model(kind)
-    groups = [
-        passes.Completed(tokens(40, seed=1), [tokens(1, seed=2), tokens(5, seed=3)]),
-        passes.Completed(tokens(1, seed=4), [tokens(9, seed=5)]),
-        passes.Completed(tokens(7, seed=6), [tokens(2, seed=7), tokens(20, seed=8), tokens(1, seed=9)]),
-    ]
-    together = passes.group_scores(model, groups, 0.7)
-    for group, found in zip(groups, together, strict=True):
-        alone = completion_scores(model, group.prompt, group.completions, 0.7)
+@both_ways
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "mistral"])
+def test_groups_of_unlike_prompts_in_one_pass_score_what_each_does_alone(kind: str, way: str):
+    forward = WAYS[way](tiny.model(kind))
+    for group, found in zip(GROUPS, forward.token_scores(GROUPS, 0.7), strict=True):
+        alone = score(forward, group.prompt, group.completions, 0.7)
         torch.testing.assert_close(found.log_probs, alone.log_probs, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(found.entropy, alone.entropy, rtol=1e-5, atol=1e-5)
 
 
-def test_neighbouring_groups_share_a_pass_while_their_padded_tokens_fit(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(passes, "TOKENS", 24)
-    two_of_four, two_of_six, three_of_ten, one_of_two = (
-        passes.Completed([5], [[6] * (length - 1)] * rows) for length, rows in ((4, 2), (6, 2), (10, 3), (2, 1))
-    )
-    # 2 rows of 4 and 2 of 6 are 4 rows of 6, just 24; a third pair makes 6 rows of 6; 3 rows of 10 do not fit, but are taken alone.
-    assert passes.passes([two_of_four, two_of_six, two_of_six]) == [range(2), range(2, 3)]
-    assert passes.passes([one_of_two, three_of_ten, one_of_two]) == [range(1), range(1, 2), range(2, 3)]
-    assert passes.passes([]) == []
+def test_packed_groups_share_a_pass_while_their_tokens_fit(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("stages.model.packed.TOKENS", 12)
+    forward = PackedPasses(tiny.model(), CHUNK)
+    # a prompt of 2 and completions of 3 and 1 are 6 tokens
+    group = Completed([6, 7], [[8, 9, 10], [11]])
+    assert forward.fits([group, group])
+    assert not forward.fits([group, group, Completed([6], [[7]])])
 
 
-def test_a_token_that_cannot_be_drawn_adds_nothing_to_the_entropy(monkeypatch: pytest.MonkeyPatch):
+def test_padded_groups_share_a_pass_while_their_padded_tokens_and_their_logits_fit(monkeypatch: pytest.MonkeyPatch):
+    forward = PaddedPasses(tiny.model())
+    two_of_four, two_of_six = (Completed([5], [[6] * (length - 1)] * 2) for length in (4, 6))
+    monkeypatch.setattr(padded, "TOKENS", 24)
+    # 2 rows of 4 and 2 of 6 are 4 rows of 6, just 24
+    assert forward.fits([two_of_four, two_of_six])
+    assert not forward.fits([two_of_six, two_of_six, two_of_four])
+    monkeypatch.setattr(padded, "TOKENS", 1000)
+    # 4 rows, each with 1 + 5 positions from the last of the prompt on
+    monkeypatch.setattr(padded, "LOGITS", 4 * 6 * tiny.VOCABULARY)
+    assert forward.fits([two_of_six, two_of_six])
+    monkeypatch.setattr(padded, "LOGITS", 4 * 6 * tiny.VOCABULARY - 1)
+    assert not forward.fits([two_of_six, two_of_six])
+
+
+@both_ways
+def test_a_token_that_cannot_be_drawn_adds_nothing_to_the_entropy(way: str, monkeypatch: pytest.MonkeyPatch):
     # two tokens of probability 1/2, the others at -inf: ln 2
-    logits = torch.full((1, 2, tiny.VOCABULARY), float("-inf"))
-    logits[..., :2] = 0.0
-    monkeypatch.setattr(passes, "_logits", lambda *_: logits)
-    scores = completion_scores(tiny.model(), [6, 7], [[1]], 1.0)
+    logits = torch.full((tiny.VOCABULARY,), float("-inf"))
+    logits[:2] = 0.0
+    monkeypatch.setattr(PaddedPasses, "_logits", lambda *_: logits.expand(1, 2, -1))
+    monkeypatch.setattr(vocabulary.Vocabulary, "logits", lambda _self, states: logits[:, None].repeat(1, len(states)))
+    scores = score(WAYS[way](tiny.model()), [6, 7], [[1]], 1.0)
     assert scores.entropy.item() == pytest.approx(np.log(2))
+    assert scores.log_probs.item() == pytest.approx(-np.log(2))
 
 
-def test_neighbouring_groups_share_a_pass_while_their_logits_fit(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(passes, "LOGITS", 100)
-    # a pass of two has 2 rows, each with 1 + 1 positions from the last of the prompt on: 4 of them
-    groups = [passes.Completed([6, 7], [[8]])] * 3
-    assert passes.passes(groups, vocabulary=25) == [range(2), range(2, 3)]
-    assert passes.passes(groups, vocabulary=26) == [range(1), range(1, 2), range(2, 3)]
-    assert passes.passes(groups) == [range(3)]
+def said(model: PreTrainedModel, capfd: pytest.CaptureFixture[str]) -> str:
+    """What is said of the choice for a model, which must leave the model as it is."""
+    own = model.config._attn_implementation
+    passes.choose(model, tiny.RUNTIME)
+    assert model.config._attn_implementation == own
+    return capfd.readouterr().err
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_a_model_whose_packed_numbers_are_right_gets_packed_rows(kind: str, capfd: pytest.CaptureFixture[str]):
+    assert "passes: packed rows, each group's prompt computed once\n" in said(tiny.model(kind), capfd)
+
+
+@pytest.mark.parametrize("kind", ["bloom", pytest.param("mpt", marks=pytest.mark.slow), pytest.param("falcon", marks=pytest.mark.slow)])
+def test_a_model_with_an_attention_of_its_own_gets_padded_rows(kind: str, capfd: pytest.CaptureFixture[str]):
+    assert said(tiny.model(kind), capfd) == f"passes: padded rows, one per completion, since {kind} has an attention of its own\n"
+
+
+@pytest.mark.slow
+def test_a_model_with_recurrent_layers_gets_padded_rows(capfd: pytest.CaptureFixture[str]):
+    expected = "passes: padded rows, one per completion, since qwen3_next has layers of linear_attention\n"
+    assert said(tiny.model("qwen3_next"), capfd).endswith(expected)
+
+
+def test_a_model_whose_packed_numbers_are_others_gets_padded_rows(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+    attend = PackedPasses.run
+    # positions that do not start anew after the prompt, as a model that ignores them would have
+    monkeypatch.setattr(PackedPasses, "run", lambda self, row, positions, layout: attend(self, row, torch.arange(len(positions)), layout))
+    line = said(tiny.model(), capfd)
+    assert line.startswith("passes: padded rows, one per completion, since the log-probabilities of packed ones are ")
+
+
+def test_only_the_decoding_being_wrong_is_seen_too(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+    monkeypatch.setattr("stages.model.decoding.Decoding.positions", lambda self: torch.zeros(len(self._owners), dtype=torch.long))
+    assert "since the logits while sampling of packed ones are " in said(tiny.model(), capfd)
+
+
+def test_a_model_that_fails_in_packed_rows_gets_padded_rows(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+    def fail(*_: object) -> None:
+        raise AttributeError("no attribute 'layer_idx'")
+
+    monkeypatch.setattr(PackedPasses, "run", fail)
+    assert "since packed ones fail (AttributeError: no attribute 'layer_idx')" in said(tiny.model(), capfd)
+
+
+def test_the_choice_leaves_torchs_own_generator_as_it_was():
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    passes.choose(tiny.model(), tiny.RUNTIME)
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_checkpointing_is_turned_on_where_runtime_says_so():
+    def kept(checkpointing: bool) -> int:
+        model = tiny.model(num_hidden_layers=6)
+        runtime = dataclasses.replace(tiny.RUNTIME, activation_checkpointing=checkpointing)
+        held = Adapters(passes.choose(model, runtime))
+        held.add_fresh("policy", adapters.plan(model, "grpo", 3, 6.0, "all-linear", "all"), seed=0)
+        sizes: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda one: sizes.append(one.numel()) or one, lambda one: one):
+            held.passes.token_scores(GROUPS, 0.7)
+        return sum(sizes)
+
+    assert kept(True) < kept(False) / 3

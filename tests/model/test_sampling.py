@@ -10,9 +10,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, PreTrainedModel
 
 from stages.core.errors import BaseError
-from stages.model import sampling
+from stages.model import passes, sampling
 from stages.model.draws import uniforms
-from stages.model.sampling import Completion, NotFiniteError, choose, sample
+from stages.model.padded import PaddedPasses
+from stages.model.sampling import CanDecode, Completion, NotFiniteError, choose, sample
 from tests import tiny
 
 NEVER = [tiny.VOCABULARY]
@@ -64,6 +65,39 @@ def test_within_the_nucleus_the_odds_stay_as_they_were(uniform: float, token: in
     assert pick([0.2, 0.45, 0.05, 0.3], uniform, top_p=0.5) == token
 
 
+@pytest.mark.parametrize("likely", [(1,), (3, 7), (64, 1024)])
+@pytest.mark.parametrize("rounded", [False, True])  # rounded logits have many equals among them
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.95, 0.999])
+def test_the_nucleus_is_the_same_among_few_likely_tokens_as_in_the_ranking_of_all(
+    top_p: float, rounded: bool, likely: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sampling, "LIKELY", likely)
+    generator = torch.Generator().manual_seed(0)
+    for spread in (0.3, 1.0, 5.0):
+        logits = spread * torch.randn(40, 90, generator=generator)
+        logits = logits.mul(4).round().div(4) if rounded else logits
+        uniform = torch.rand(40, generator=generator, dtype=torch.float64)
+        uniform[0], uniform[1] = 0.0, ALMOST_ONE
+        found = choose(logits, uniform, 0.8, top_p).tolist()
+        for row, number, token in zip(logits, uniform.tolist(), found, strict=True):
+            mass = torch.softmax(row / 0.8, -1).double()
+            ranked = sorted(range(90), key=lambda place: -mass[place])  # Python's sort keeps equals in order
+            reached = [float(mass[ranked[:count]].sum()) for count in range(90)]
+            kept = sorted(place for place, before in zip(ranked, reached, strict=True) if before < top_p)
+            cumulated = mass[kept].cumsum(0)
+            place = int((cumulated > number * cumulated[-1]).nonzero()[0])
+            assert token == kept[place]
+
+
+def test_a_large_vocabulary_is_inverted_block_by_block():
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(60, 1000, generator=generator)  # not a multiple of a block
+    uniform = torch.rand(60, generator=generator, dtype=torch.float64)
+    cumulated = torch.softmax(logits, -1).double().cumsum(-1)
+    expected = torch.searchsorted(cumulated, uniform[:, None] * cumulated[:, -1:], right=True)[:, 0]
+    assert torch.equal(choose(logits, uniform, 1.0, 1.0), expected)
+
+
 def test_equally_likely_tokens_enter_the_nucleus_in_the_vocabularys_order():
     # Two of the four reach 0.5: the first two, halved at 0.5.
     assert [pick([0.25] * 4, uniform, top_p=0.5) for uniform in (0.0, 0.49, 0.51, ALMOST_ONE)] == [0, 0, 1, 1]
@@ -93,6 +127,11 @@ def test_tokens_come_as_often_as_their_probability_says():
     # Five deviations of each count, sqrt(n p (1 - p)): odds of a false alarm under another seed below 3e-6.
     margin = 5 * (4_000 * probabilities * (1 - probabilities)).sqrt()
     assert ((found - 4_000 * probabilities).abs() < margin).all()
+
+
+def decoder(model: PreTrainedModel, way: str = "chosen") -> CanDecode:
+    """What samples from a model: what a stage would choose, or padded rows."""
+    return PaddedPasses(model) if way == "padded" else passes.choose(model, tiny.RUNTIME)
 
 
 def draws(prompts: int, group: int, limit: int, seed: int = 0) -> NDArray[np.float64]:
@@ -125,12 +164,13 @@ def plainly(model: PreTrainedModel, prompt: list[int], uniform: NDArray[np.float
     return ids
 
 
+@pytest.mark.parametrize("way", ["chosen", "padded"])
 @pytest.mark.parametrize("kind", tiny.EVERY)
-def test_cached_decoding_of_ragged_prompts_is_the_plain_loop_without_a_cache(kind: str):
+def test_decoding_of_ragged_prompts_is_the_plain_loop_without_a_cache(kind: str, way: str):
     model = tiny.model(kind)
     prompts = [tokens(1, 1), tokens(3, 2), tokens(40, 3)]
-    uniform = draws(3, 2, 6)
-    found = sample(model, prompts, uniform, 0.7, 0.9, NEVER)
+    uniform = draws(3, 2, 9)  # past every window
+    found = sample(decoder(model, way), prompts, uniform, 0.7, 0.9, NEVER)
     for row, prompt in enumerate(prompts):
         draw = row % 2
         assert found[row][draw] == Completion(plainly(model, prompt, uniform[row, draw], 0.7, 0.9), ended=False)
@@ -140,10 +180,10 @@ def test_a_batch_of_prompts_gives_each_what_it_gets_alone():
     model = tiny.model("gpt2")
     prompts = [tokens(count, count) for count in (40, 2, 17, 1)]
     uniform = draws(4, 3, 8)
-    together = sample(model, prompts, uniform, 1.0, 0.95, [tiny.IDS[tiny.END]])
+    together = sample(decoder(model), prompts, uniform, 1.0, 0.95, [tiny.IDS[tiny.END]])
     for row, prompt in enumerate(prompts):
         draw = row % 3
-        alone = sample(model, [prompt], uniform[row : row + 1, draw : draw + 1], 1.0, 0.95, [tiny.IDS[tiny.END]])
+        alone = sample(decoder(model), [prompt], uniform[row : row + 1, draw : draw + 1], 1.0, 0.95, [tiny.IDS[tiny.END]])
         assert alone == [[together[row][draw]]]
 
 
@@ -153,7 +193,7 @@ def test_greedy_decoding_is_what_transformers_generates(kind: str):
     prompt = tokens(5, 5)
     settings = GenerationConfig(max_new_tokens=20, do_sample=False, eos_token_id=NEVER, pad_token_id=0)
     expected = model.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, 5), generation_config=settings)[0, 5:].tolist()
-    assert sample(model, [prompt], draws(1, 1, 20), 0.0, 1.0, NEVER) == [[Completion(expected, ended=False)]]
+    assert sample(decoder(model), [prompt], draws(1, 1, 20), 0.0, 1.0, NEVER) == [[Completion(expected, ended=False)]]
 
 
 def test_the_checkpoints_generation_config_changes_no_token(tmp_path: Path):
@@ -163,7 +203,7 @@ def test_the_checkpoints_generation_config_changes_no_token(tmp_path: Path):
         GenerationConfig(**settings).save_pretrained(folder)
         model = AutoModelForCausalLM.from_pretrained(folder).eval()
         assert model.generation_config.top_k == settings.get("top_k")
-        found.append(sample(model, [tokens(4, 4)], draws(1, 8, 16), 1.0, 1.0, NEVER)[0])
+        found.append(sample(decoder(model), [tokens(4, 4)], draws(1, 8, 16), 1.0, 1.0, NEVER)[0])
     assert found[0] == found[1]
     assert len({tuple(completion.ids) for completion in found[1]}) >= 6
 
@@ -171,9 +211,9 @@ def test_the_checkpoints_generation_config_changes_no_token(tmp_path: Path):
 def test_every_end_token_ends_a_completion_and_nothing_after_it_is_kept():
     model = tiny.model()
     prompts, uniform = [tokens(3, 1), tokens(6, 2)], draws(2, 2, 12)
-    whole = [completion.ids for group in sample(model, prompts, uniform, 1.0, 1.0, NEVER) for completion in group]
+    whole = [completion.ids for group in sample(decoder(model), prompts, uniform, 1.0, 1.0, NEVER) for completion in group]
     ends = [whole[0][2], whole[3][5]]
-    found = [completion for group in sample(model, prompts, uniform, 1.0, 1.0, ends) for completion in group]
+    found = [completion for group in sample(decoder(model), prompts, uniform, 1.0, 1.0, ends) for completion in group]
     for ids, completion in zip(whole, found, strict=True):
         places = [place for place, token in enumerate(ids) if token in ends]
         assert completion == (Completion(ids[: places[0] + 1], ended=True) if places else Completion(ids, ended=False))
@@ -191,11 +231,50 @@ def test_the_end_token_counts_as_an_action_but_not_in_the_length():
 def test_decoding_stops_when_every_completion_has_ended(monkeypatch: pytest.MonkeyPatch):
     model = tiny.model()
     prompt, uniform = tokens(3, 1), draws(1, 1, 12)
-    ids = sample(model, [prompt], uniform, 1.0, 1.0, NEVER)[0][0].ids
+    ids = sample(decoder(model), [prompt], uniform, 1.0, 1.0, NEVER)[0][0].ids
+    forward = decoder(model)
     steps: list[Tensor] = []
-    model.lm_head.register_forward_hook(lambda _module, _inputs, output: steps.append(output))
-    sample(model, [prompt], uniform, 1.0, 1.0, [ids[0]])
+    model.model.norm.register_forward_hook(lambda _module, _inputs, output: steps.append(output))
+    sample(forward, [prompt], uniform, 1.0, 1.0, [ids[0]])
     assert len(steps) == 1
+
+
+def test_a_prompt_goes_through_the_model_once_however_many_completions_it_gets():
+    forward = decoder(model := tiny.model())
+    rows: list[int] = []
+    model.model.norm.register_forward_hook(lambda _module, _inputs, output: rows.append(output.shape[0] * output.shape[1]))
+    sample(forward, [tokens(9, 1), tokens(4, 2)], draws(2, 8, 3), 1.0, 1.0, NEVER)
+    assert rows == [9 + 4, 16, 16]
+
+
+@pytest.mark.parametrize("way", ["chosen", "padded"])
+@pytest.mark.parametrize("leaving", [1, 8, 1000])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "mistral"])
+def test_completions_that_leave_the_batch_change_nothing_for_those_that_stay(
+    kind: str, leaving: int, way: str, monkeypatch: pytest.MonkeyPatch
+):
+    forward = decoder(tiny.model(kind), way)
+    prompts, uniform = [tokens(9, 1), tokens(1, 2), tokens(4, 3)], draws(3, 4, 16)
+    ends = [5, 9, 13, 17, 21]  # one of eight tokens: most of twelve completions end, at places of their own
+    whole = [completion.ids for group in sample(forward, prompts, uniform, 1.0, 1.0, NEVER) for completion in group]
+    kept: list[int] = []
+    made = forward.decoder
+
+    def watched(*arguments: object) -> object:
+        built = made(*arguments)
+        keep = built.keep
+        built.keep = lambda rows: kept.append(len(rows)) or keep(rows)
+        return built
+
+    monkeypatch.setattr(forward, "decoder", watched)
+    monkeypatch.setattr(sampling, "LEAVING", leaving)
+    found = [completion.ids for group in sample(forward, prompts, uniform, 1.0, 1.0, ends) for completion in group]
+    for ids, completion in zip(whole, found, strict=True):
+        stop = next((place for place, token in enumerate(ids) if token in ends), len(ids) - 1)
+        assert completion == ids[: stop + 1]
+    assert kept == sorted(kept, reverse=True)
+    # twelve rows: with 1 they leave when all are done, which needs no leaving; with 8 from two on; with 1000 from one on
+    assert bool(kept) == (leaving > 1)
 
 
 @pytest.mark.parametrize("rows", [64, 2])  # both prompts in one batch, and each in its own
@@ -203,24 +282,24 @@ def test_a_distribution_that_is_not_finite_is_named_by_prompt_draw_and_position(
     monkeypatch.setattr(sampling, "ROWS", rows)
     model = tiny.model(tie_word_embeddings=False)
     prompts, uniform = [[6, 7], [8, 9]], draws(2, 2, 6)
-    whole = sample(model, prompts, uniform, 1.0, 1.0, NEVER)
+    whole = sample(decoder(model), prompts, uniform, 1.0, 1.0, NEVER)
     first = [[completion.ids[0] for completion in group] for group in whole]
     poisoned = first[1][1]  # what draw 1 of prompt 1 writes first, and reads before its second token
     assert poisoned not in [6, 7, 8, 9, first[0][0], first[0][1], first[1][0]]
     with torch.no_grad():
         model.get_input_embeddings().weight[poisoned] = torch.nan
     with pytest.raises(NotFiniteError) as caught:
-        sample(model, prompts, uniform, 1.0, 1.0, NEVER)
+        sample(decoder(model), prompts, uniform, 1.0, 1.0, NEVER)
     assert (caught.value.prompt, caught.value.draw, caught.value.position) == (1, 1, 1)
     assert caught.value.lines() == ["prompt 1, draw 1, position 1: the model's distribution is not finite"]
     # One that had ended before is no longer looked at.
-    assert sample(model, prompts, uniform[:, :, :2], 1.0, 1.0, [poisoned])[1][1] == Completion([poisoned], ended=True)
+    assert sample(decoder(model), prompts, uniform[:, :, :2], 1.0, 1.0, [poisoned])[1][1] == Completion([poisoned], ended=True)
 
 
 @pytest.mark.parametrize("kind", ["rwkv", "mamba", "openai-gpt"])
 def test_an_architecture_without_a_cache_of_keys_and_values_is_refused_and_not_sampled_wrongly(kind: str):
     with pytest.raises(BaseError, match=f"^base.model: {kind} does not decode with a plain cache of keys and values"):
-        sample(tiny.model(kind), [[6, 7]], draws(1, 1, 2), 1.0, 1.0, NEVER)
+        sample(decoder(tiny.model(kind)), [[6, 7]], draws(1, 1, 2), 1.0, 1.0, NEVER)
 
 
 def test_the_cache_is_the_one_that_the_architecture_asks_for():

@@ -1,0 +1,121 @@
+"""Our training loops on one job, as JSON on stdout, the same figures as of TRL's; and the floor beside a GRPO job where it asks for it."""
+
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from stages.core.settings.grpo import Grpo
+from stages.core.settings.reward import Reward
+from stages.core.settings.runtime import Runtime
+from stages.learning import grpo_loop, reward_loop
+from stages.learning.fitting import FittingPrompts
+from stages.learning.reward_source import Scorer
+from stages.model import adapters, passes
+from stages.model.adapters import Adapters
+from stages.model.rendering import EncodedPair
+from stages.model.reward_model import RewardModel
+from tests.bench import floor
+
+
+class Clock:
+    """Stands where the history file does, and takes the time between steps."""
+
+    def __init__(self) -> None:
+        self.begun, self.seconds = time.perf_counter(), []
+
+    def append(self, _row: Any) -> None:
+        now = time.perf_counter()
+        self.seconds.append(now - self.begun)
+        self.begun = now
+
+
+def main(job: dict[str, Any]) -> None:
+    runtime = Runtime(device="cpu", threads=job["threads"], logits_chunk=job.get("logits_chunk", 128), activation_checkpointing=False)
+    torch.set_num_threads(job["threads"])
+    model = AutoModelForCausalLM.from_pretrained(job["checkpoint"], dtype=torch.float32).eval().requires_grad_(False)
+    found = reward(job, model, runtime) if "pairs" in job else grpo(job, model, runtime)
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+def grpo(job: dict[str, Any], model: PreTrainedModel, runtime: Runtime) -> dict[str, Any]:
+    tokenizer = AutoTokenizer.from_pretrained(job["checkpoint"])
+    ids = [tokenizer(text).input_ids for text in job["prompts"]]
+    ends = [tokenizer.eos_token_id if job["end_token"] is None else job["end_token"]]
+    settings = Grpo(
+        reward="length",
+        group=job["group"],
+        iterations=job["steps"] // len(ids),
+        beta=job["beta"],
+        rank=8,
+        alpha=16.0,
+        targets=["q_proj", "v_proj"],
+        layers="all",
+        learning_rate=job["learning_rate"],
+        warmup_steps=0,
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        accumulation=1,
+        max_new_tokens=job["new_tokens"],
+        temperature=job["temperature"],
+        top_p=job["top_p"],
+        max_sequence=4096,
+        empty_completions="score",
+        seed=0,
+    )
+    adapted = Adapters(passes.choose(model, runtime))
+    plan = adapters.plan(model, "grpo", 8, 16.0, settings.targets, "all")
+    prompts = FittingPrompts(ids, list(range(len(ids))), 0, {})
+    begun = time.perf_counter()
+    clock: Any = Clock()
+    grpo_loop.fit(adapted, plan, Scorer(adapted, None), prompts, ends, settings, clock)
+    found = measured(begun) | {"step_seconds": clock.seconds}
+    if job.get("floor"):
+        shape = floor.Shape(len(ids[0]), job["group"], job["new_tokens"])
+        floor.measure(model, shape)
+        found["floor_seconds"] = [floor.measure(model, shape)._asdict() for _ in range(job["floor"])]
+    return found
+
+
+def reward(job: dict[str, Any], model: PreTrainedModel, runtime: Runtime) -> dict[str, Any]:
+    tokenizer = AutoTokenizer.from_pretrained(job["checkpoint"])
+    end = [tokenizer.eos_token_id]
+    pairs = []
+    for pair in job["pairs"]:
+        prompt = tokenizer(pair["prompt"]).input_ids
+        sides = [tokenizer(pair[side], add_special_tokens=False).input_ids for side in ("chosen", "rejected")]
+        pairs.append(EncodedPair(*(prompt + side + end for side in sides)))
+    settings = Reward(
+        rank=8,
+        alpha=16.0,
+        targets=["q_proj", "v_proj"],
+        layers="all",
+        epochs=1,
+        learning_rate=job["learning_rate"],
+        warmup_steps=0,
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        accumulation=job["batch_size"],
+        batch_size=job["batch_size"],
+        max_sequence=4096,
+        seed=0,
+    )
+    plan = adapters.plan(model, "reward", 8, 16.0, settings.targets, "all")
+    reward_model = RewardModel.fresh(Adapters(passes.choose(model, runtime)), plan, 0)
+    begun = time.perf_counter()
+    clock: Any = Clock()
+    reward_loop.fit(reward_model, plan, pairs, settings, clock)
+    return measured(begun)
+
+
+def measured(begun: float) -> dict[str, Any]:
+    return {"train_seconds": time.perf_counter() - begun, "peak_gigabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
