@@ -120,7 +120,7 @@ def test_nothing_held_out_gives_nulls_and_a_line_that_says_so(trained_project: P
     assert [found[key] for key in COUNTS] == [0, 0, 0, 0, 2]
     assert all(found[key] is None for key in (*PAIRS, *PROMPTS))
     assert layout.SAMPLES.read_bytes() == b""
-    assert capsys.readouterr().err.splitlines()[-3:-1] == [
+    assert capsys.readouterr().err.splitlines()[-4:-2] == [
         f"no {rows} are held out (data.heldout_fraction), so what would be measured on them is null" for rows in ("prompts", "pairs")
     ]
 

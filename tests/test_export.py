@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from stages.core import layout
 from stages.core.errors import ArtifactError
 from stages.files import artifacts, base_record
-from stages.model.adapters import Adapters
 from tests import tiny
 from tests.stage_settings import run, written
 
@@ -65,7 +64,7 @@ def test_peft_loads_it_and_computes_what_the_policy_computes(trained_project: Pa
         theirs = PeftModel.from_pretrained(base, POLICY)(ids).logits
         model, _ = tiny.load(base_record.read_base())
         policy = artifacts.read(layout.POLICY, artifacts.ADAPTER)
-        Adapters(model).add_trained("policy", policy.rank, policy.alpha, policy.tensors)
+        tiny.adapted(model).add_trained("policy", policy.rank, policy.alpha, policy.tensors)
         ours = model(ids).logits
     torch.testing.assert_close(theirs, ours)
     assert not torch.allclose(theirs, plain)

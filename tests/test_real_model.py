@@ -154,7 +154,7 @@ def test_the_reward_model_scores_as_transformers_and_peft_do(project: Path, monk
     pair = renderer.pair(records.load_pairs(layout.HELDOUT_PAIRS)[0])
     scorer = reward_source.open_source(layout.REWARD.as_posix(), record).attach(tiny.adapted(loaded.model))
     with torch.no_grad(), scorer.adapters.using("reward", then=None):
-        ours = scorer.reward_model.scores([pair.chosen, pair.rejected])
+        ours = scorer.reward_model.scores(tiny.whole(pair))
     with torch.no_grad():
         theirs = torch.stack([classifier(torch.tensor([side])).logits[0, 0] for side in pair])
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)

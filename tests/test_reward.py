@@ -114,23 +114,23 @@ from stages.core import layout
 from stages.core.settings.runtime import Runtime
 from stages.files import artifacts, base_record, records
 from stages.model import checkpoint, device
-from stages.model.adapters import Adapters
 from stages.model.rendering import Renderer
 from stages.model.reward_model import RewardModel
+from tests import tiny
 base = base_record.read_base()
 found = checkpoint.find(base)
 model, tokenizer = checkpoint.load_weights(found, device.prepare(Runtime("cpu", 1, 64, False))), found.tokenizer
 reward_model = RewardModel.trained(tiny.adapted(model), artifacts.read(layout.REWARD, artifacts.REWARD))
 reward_model.adapters.use(reward_model.name)
 sides = [side for pair in map(Renderer(tokenizer, base).pair, records.load_pairs(layout.TRAIN_PAIRS)) for side in pair]
-print(json.dumps(reward_model.scores(sides).tolist()))
+print(json.dumps(reward_model.scores(tiny.whole(sides)).tolist()))
 """
 
 
 def scores_of(reward_model: RewardModel, renderer: Renderer) -> list[float]:
     sides = [side for pair in map(renderer.pair, records.load_pairs(layout.TRAIN_PAIRS)) for side in pair]
     with torch.no_grad(), reward_model.adapters.using(reward_model.name, then=None):
-        return reward_model.scores(sides).tolist()
+        return reward_model.scores(tiny.whole(sides)).tolist()
 
 
 @pytest.fixture

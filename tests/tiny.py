@@ -1,5 +1,6 @@
 """Tiny random models of many architectures, and tokenizers built in memory: what tests run instead of real checkpoints."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from stages.files.base_record import BaseRecord
 from stages.files.fingerprint import Digests
 from stages.model import checkpoint, passes
 from stages.model.adapters import Adapters
+from stages.model.groups import Completed
 
 UNKNOWN, BEGIN, END, TURN, PAD = "<unk>", "<s>", "</s>", "<turn>", "<pad>"
 WORDS = (
@@ -106,9 +108,19 @@ def model(kind: str = "llama", seed: int = 0, **overrides: Any) -> PreTrainedMod
 RUNTIME = Runtime(device="cpu", threads=1, logits_chunk=7, activation_checkpointing=False)
 
 
+def forward(built: PreTrainedModel) -> passes.Passes:
+    """The passes that a stage would give a model."""
+    return passes.choose(built, RUNTIME)
+
+
 def adapted(built: PreTrainedModel) -> Adapters:
-    """Room for adapters in a model, with the passes that a stage would give it."""
-    return Adapters(passes.choose(built, RUNTIME))
+    """Room for adapters in a model."""
+    return Adapters(forward(built))
+
+
+def whole(sequences: Iterable[list[int]]) -> list[Completed]:
+    """Whole sequences as groups, each a prompt and one token."""
+    return [Completed(row[:-1], [row[-1:]]) for row in sequences]
 
 
 def tokenizer(

@@ -38,13 +38,15 @@ def measure(model: PreTrainedModel, shape: Shape) -> Floor:
     prompt, group, new = shape
     row = prompt + group * new
     predicted = 1 + group * (new - 1)
-    return Floor(
+    found = Floor(
         prefill=_seconds(lambda: (_linears(model, prompt), _prompt(model, prompt, 2), _vocabulary(model, 1))),
         decode=sum(_seconds(lambda place=place: _step(model, prompt, group, place)) for place in range(1, new)),
         reference=_seconds(lambda: (_linears(model, row), _attention(model, shape, 2), _vocabulary(model, predicted))),
         forward=_seconds(lambda: (_linears(model, row), _attention(model, shape, 2), _vocabulary(model, predicted))),
         backward=_seconds(lambda: (_linears_back(model, row), _attention(model, shape, 4), _vocabulary_back(model, predicted))),
     )
+    _made.clear()
+    return found
 
 
 def _seconds(work: Callable[[], object]) -> float:

@@ -4,6 +4,7 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,19 @@ from tests.bench import floor
 
 
 class Clock:
-    """Stands where the history file does, and takes the time between steps."""
+    """Stands where the history file does: takes the time of every step, and then of what else is to be timed beside it."""
 
-    def __init__(self) -> None:
-        self.begun, self.seconds = time.perf_counter(), []
+    def __init__(self, beside: Callable[[], float] | None = None) -> None:
+        self._beside = beside
+        self.seconds: list[float] = []
+        self.beside: list[float] = []
+        self._begun = time.perf_counter()
 
     def append(self, _row: Any) -> None:
-        now = time.perf_counter()
-        self.seconds.append(now - self.begun)
-        self.begun = now
+        self.seconds.append(time.perf_counter() - self._begun)
+        if self._beside:
+            self.beside.append(self._beside())
+        self._begun = time.perf_counter()
 
 
 def main(job: dict[str, Any]) -> None:
@@ -71,15 +76,11 @@ def grpo(job: dict[str, Any], model: PreTrainedModel, runtime: Runtime) -> dict[
     adapted = Adapters(passes.choose(model, runtime))
     plan = adapters.plan(model, "grpo", 8, 16.0, settings.targets, "all")
     prompts = FittingPrompts(ids, list(range(len(ids))), 0, {})
+    shape = floor.Shape(len(ids[0]), job["group"], job["new_tokens"])
+    clock: Any = Clock((lambda: sum(floor.measure(model, shape))) if job["floor"] else None)
     begun = time.perf_counter()
-    clock: Any = Clock()
     grpo_loop.fit(adapted, plan, Scorer(adapted, None), prompts, ends, settings, clock)
-    found = measured(begun) | {"step_seconds": clock.seconds}
-    if job.get("floor"):
-        shape = floor.Shape(len(ids[0]), job["group"], job["new_tokens"])
-        floor.measure(model, shape)
-        found["floor_seconds"] = [floor.measure(model, shape)._asdict() for _ in range(job["floor"])]
-    return found
+    return measured(begun) | {"step_seconds": clock.seconds, "floor_seconds": clock.beside}
 
 
 def reward(job: dict[str, Any], model: PreTrainedModel, runtime: Runtime) -> dict[str, Any]:

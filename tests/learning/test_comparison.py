@@ -15,6 +15,7 @@ from stages.model import sampling, toy
 from stages.model.adapters import Adapters
 from stages.model.rendering import Renderer
 from stages.model.reward_model import RewardModel
+from tests import tiny
 from tests.learning import runs
 from tests.learning.runs import END, Written, base_record, cut, ended, evaluate_settings, fitting_prompts
 
@@ -26,7 +27,7 @@ MANY_ENDS = tuple(range(1, 21))
 
 def adapted_toy(scale: float = 0.3) -> Adapters:
     """The toy with a policy; at scale 0 the policy is the base."""
-    adapted = Adapters(runs.frozen_toy())
+    adapted = tiny.adapted(runs.frozen_toy())
     adapted.add_fresh("policy", runs.toy_plan(adapted.model), 7)
     runs.warm(adapted, "policy", scale)
     return adapted
@@ -255,7 +256,7 @@ def test_pairs_score_in_batches_as_they_do_alone(count):
     chosen, rejected = score_pairs(model, pairs)
     assert chosen.shape == rejected.shape == (count,)
     with torch.no_grad(), model.adapters.using("reward", then=None):
-        alone = [[model.scores([side]).item() for side in pair] for pair in pairs]
+        alone = [[model.scores(tiny.whole([side])).item() for side in pair] for pair in pairs]
     assert chosen == pytest.approx([pair[0] for pair in alone], rel=1e-4, abs=1e-5)
     assert rejected == pytest.approx([pair[1] for pair in alone], rel=1e-4, abs=1e-5)
 
@@ -276,8 +277,8 @@ def test_comparing_touches_no_weight():
 
 
 def test_a_reward_that_is_not_finite_is_named_and_never_reported():
-    # base and policy of the prompt at place 3, then of that at place 4
-    rewards = Written([[1.0, 2.0], [1.0, 2.0], [1.0, 2.0], [1.0, float("inf")]])
+    # of the prompt at place 3, two of the base and two of the policy, then of that at place 4
+    rewards = Written([[1.0, 2.0, 1.0, 2.0], [1.0, 2.0, 1.0, float("inf")]])
     with pytest.raises(
         TrainingError, match=r"^held-out prompt 4 draw 1: the reward of the policy's completion is inf, which is not finite$"
     ):

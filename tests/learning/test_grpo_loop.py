@@ -283,7 +283,7 @@ def test_draws_depend_on_a_prompts_place_in_the_file_and_not_on_the_prompts_besi
 def test_completions_are_drawn_from_the_policy_as_it_stands_and_not_from_the_base(monkeypatch):
     prompts, drawn = fitting_prompts(1), []
     for scale in (0.0, 0.3):
-        adapted = Exploded(runs.frozen_toy())
+        adapted = Exploded(tiny.forward(runs.frozen_toy()))
         adapted.scale = scale
         drawn.append(draws(monkeypatch, prompts=prompts, adapted=adapted))
     assert drawn[0] == draws(monkeypatch, prompts=prompts) != drawn[1]
@@ -460,7 +460,7 @@ class Exploded(Adapters):
 
 
 def test_a_huge_adapter_still_gives_finite_gradients_and_weights():
-    adapted = Exploded(runs.frozen_toy())
+    adapted = Exploded(tiny.forward(runs.frozen_toy()))
     trained = train_policy(fitting_prompts(2), adapted=adapted)
     assert all(math.isfinite(row["grad_norm"]) and math.isfinite(row["loss"]) for row in trained.run.steps)
     assert all(np.isfinite(tensor).all() for tensor in trained.tensors.values())
@@ -479,7 +479,7 @@ def test_an_absurd_learning_rate_ends_in_finite_weights_or_a_clear_stop(learning
 def test_a_kl_beyond_float32_stops_before_the_optimizer_moves(monkeypatch):
     """Log-probabilities that overflow k3: on tokens that the moved policy all but excludes."""
     runs.scripted(monkeypatch, [[ended(5, 6), ended(7)]])
-    adapted = Exploded(runs.frozen_toy())
+    adapted = Exploded(tiny.forward(runs.frozen_toy()))
     with torch.no_grad():
         adapted.model.lm_head.weight.mul_(1e4)
     with pytest.raises(
@@ -490,7 +490,7 @@ def test_a_kl_beyond_float32_stops_before_the_optimizer_moves(monkeypatch):
 
 
 def test_a_policy_whose_distribution_is_not_finite_stops_with_its_prompt_and_draw():
-    adapted = Exploded(runs.frozen_toy())
+    adapted = Exploded(tiny.forward(runs.frozen_toy()))
     adapted.scale = float("inf")
     with pytest.raises(
         TrainingError,

@@ -168,8 +168,8 @@ def test_reported_scores_are_those_of_the_final_epoch_before_each_step(monkeypat
         with torch.no_grad():
             for parameter, tensor in zip(reward_model.trainable().values(), snapshot.tensors, strict=True):
                 parameter.copy_(tensor)
-            chosen += [reward_model.scores([pair.chosen]).item() for pair in window]
-            rejected += [reward_model.scores([pair.rejected]).item() for pair in window]
+            chosen += [reward_model.scores(tiny.whole([pair.chosen])).item() for pair in window]
+            rejected += [reward_model.scores(tiny.whole([pair.rejected])).item() for pair in window]
     losses = [math.log1p(math.exp(bad - good)) for good, bad in zip(chosen, rejected, strict=True)]
     assert run.mean_chosen_score == pytest.approx(sum(chosen) / 8, rel=1e-4)
     assert run.mean_rejected_score == pytest.approx(sum(rejected) / 8, rel=1e-4)
@@ -226,6 +226,6 @@ def test_a_side_counts_only_by_its_own_tokens():
         reward_model.head.fill_(0.1)
         long = EncodedPair([0, *[5] * 60, 1], [0, 5, 1])
         rows = [side for pair in [*calm_pairs(3), long] for side in pair]
-        together = reward_model.scores(rows)
-        alone = torch.stack([reward_model.scores([row])[0] for row in rows])
+        together = reward_model.scores(tiny.whole(rows))
+        alone = torch.stack([reward_model.scores(tiny.whole([row]))[0] for row in rows])
     torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-5)

@@ -176,6 +176,17 @@ def test_the_same_text_scored_twice_has_the_same_bits_and_its_neighbours_do_not_
     assert len(set(together.tolist())) == len(COMPLETIONS)
 
 
+def test_equal_completions_have_equal_rewards_to_the_last_bit_wherever_they_stand(scorer):
+    # Were it otherwise, a group of equal completions would not be flat, and a tie of base and policy no tie.
+    equal = ended(5, 9, 7, 11)
+    others = [cut(*[place] * (3 * place % 17 + 1)) for place in range(5, 30)]
+    completions = [equal if place % 3 else others[place] for place in range(len(others))]
+    rewards = rewards_of(scorer, PROMPT, completions)
+    assert len({reward for place, reward in enumerate(rewards.tolist()) if place % 3}) == 1
+    alone = torch.cat([rewards_of(scorer, PROMPT, [completion]) for completion in completions])
+    torch.testing.assert_close(rewards, alone, rtol=1e-5, atol=1e-6)
+
+
 def test_a_reward_model_that_is_read_back_scores_as_it_did_when_it_was_trained(tmp_path, trained):
     opened = open_source(write(tmp_path, artifact_of(trained)), base_record()).attach(tiny.adapted(runs.frozen_toy()), "another_name")
     sides = [side for pair in runs.calm_pairs() for side in pair]

