@@ -14,7 +14,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .PHONY: help
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # Environment. It records the content of each lock that it satisfies, not a date, so a second call, and a clone whose
 # .venv links to one that another clone made, install nothing.
@@ -84,6 +84,30 @@ test: setup-test smollm2 lint ## style, types and the whole suite
 .PHONY: test-fast
 test-fast: setup-test ## the tests that take seconds: neither slow nor real
 	python -m pytest $(SPREAD) -m "not slow and not real"
+
+# Measuring. Peers run in environments of their own; ARGS is passed on, as in make bench ARGS="--shapes 200,8,48 --repeats 1".
+
+TRL := .venv-trl
+VLLM := .venv-vllm
+
+.PHONY: bench
+bench: setup-test smollm2 ## time training beside TRL's and the floor (an hour and more)
+	@$(call peer,$(TRL),requirements-test.lock,)
+	python -m tests.bench.bench $(TRL)/bin/python $(ARGS)
+
+.PHONY: bench-sampling
+bench-sampling: setup-test smollm2 ## time sampling beside vLLM's CPU build
+	@$(call peer,$(VLLM),tests/bench/vllm.lock,--no-deps)
+	python -m tests.bench.sampling $(VLLM)/bin/python $(ARGS)
+
+# $(call peer,the environment,its lock,options of pip)
+define peer
+if ! cmp -s $(2) $(1)/satisfied; then \
+  echo "making $(1) (minutes)"; \
+  $(PYTHON) -m venv --clear $(1) && $(1)/bin/python -m pip --disable-pip-version-check --no-input install --quiet $(3) -r $(2) \
+    && cp $(2) $(1)/satisfied || exit 1; \
+fi
+endef
 
 # For whoever changes the project.
 

@@ -19,8 +19,10 @@ from stages.learning.fitting import FittingPrompts
 from stages.learning.reward_source import Scorer
 from stages.model import adapters, passes
 from stages.model.adapters import Adapters
+from stages.model.draws import group_uniforms
 from stages.model.rendering import EncodedPair
 from stages.model.reward_model import RewardModel
+from stages.model.sampling import sample
 from tests.bench import floor
 
 
@@ -44,7 +46,8 @@ def main(job: dict[str, Any]) -> None:
     runtime = Runtime(device="cpu", threads=job["threads"], logits_chunk=job.get("logits_chunk", 128), activation_checkpointing=False)
     torch.set_num_threads(job["threads"])
     model = AutoModelForCausalLM.from_pretrained(job["checkpoint"], dtype=torch.float32).eval().requires_grad_(False)
-    found = reward(job, model, runtime) if "pairs" in job else grpo(job, model, runtime)
+    run = reward if "pairs" in job else sampling if "prompt_ids" in job else grpo
+    found = run(job, model, runtime)
     sys.stdout.write(json.dumps(found) + "\n")
 
 
@@ -112,6 +115,18 @@ def reward(job: dict[str, Any], model: PreTrainedModel, runtime: Runtime) -> dic
     clock: Any = Clock()
     reward_loop.fit(reward_model, plan, pairs, settings, clock)
     return measured(begun)
+
+
+def sampling(job: dict[str, Any], model: PreTrainedModel, runtime: Runtime) -> dict[str, Any]:
+    adapted = Adapters(passes.choose(model, runtime))
+    adapted.add_fresh("policy", adapters.plan(model, "grpo", 8, 16.0, ["q_proj", "v_proj"], "all"), seed=0)
+    rounds = []
+    for number, ids in enumerate(job["prompt_ids"]):
+        uniforms = group_uniforms(0, 1, [number], job["group"], job["new_tokens"])
+        begun = time.perf_counter()
+        (group,) = sample(adapted.passes, [ids], uniforms, job["temperature"], job["top_p"], end_tokens=[])
+        rounds.append({"seconds": time.perf_counter() - begun, "tokens": sum(len(one.ids) for one in group)})
+    return {"rounds": rounds}
 
 
 def measured(begun: float) -> dict[str, Any]:
