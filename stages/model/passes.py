@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from stages.core.errors import BaseError
 from stages.core.progress import say
 from stages.core.settings.runtime import Runtime
 from stages.model import checkpointing
@@ -51,11 +52,10 @@ def choose(model: PreTrainedModel, runtime: Runtime) -> Passes:
     with torch.random.fork_rng(devices=[]):
         reason = unsuitable(model)
         if reason is None:
-            expected = _probe(padded)
             try:
                 packed = PackedPasses(model, runtime.logits_chunk)
-                reason = _difference(_probe(packed), expected, model.dtype)
-            except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+                reason = _difference(_probe(packed), _probe(padded), model.dtype)
+            except (BaseError, RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
                 reason = f"packed ones fail ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
             if reason is None:
                 say("passes: packed rows, each group's prompt computed once")

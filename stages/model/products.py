@@ -1,6 +1,6 @@
 """Products of weights with few rows of states, as decoding has them, the faster way round.
 
-For a few rows BLAS computes weights times columns in two thirds of the time of rows times weights; for many there is no difference.
+For few rows BLAS is faster at weights times columns than at rows times weights; for many there is no difference.
 """
 
 import functools

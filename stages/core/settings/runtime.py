@@ -24,4 +24,4 @@ class Runtime:
     logits_chunk: int = setting(between(1, MOST_ROWS, "logits_chunk must be at least one row"))
     """Rows of logits, each as long as the vocabulary, that are held at once in training and scoring."""
     activation_checkpointing: bool = setting()
-    """Whether layers run again in the backward pass instead of keeping what they computed: less memory, a third more time."""
+    """Whether layers run again in the backward pass instead of keeping what they computed."""
