@@ -14,6 +14,7 @@ from stages.learning.grpo_loop import CURVE, planned_steps
 from stages.learning.reward_source import Scorer
 from stages.model import packed, sampling
 from stages.model.adapters import Adapters
+from stages.model.padded import PaddedPasses
 from stages.model.reward_model import RewardModel
 from tests import tiny
 from tests.learning import runs
@@ -518,3 +519,18 @@ def test_reward_sums_are_kept_apart_from_the_reference_and_the_policy():
     assert len(set(itertools.chain(*(rewards.tolist() for rewards in given)))) > 4
     assert scored.bytes() == written.bytes()
     assert scored.run.steps == written.run.steps
+
+
+def test_three_steps_in_packed_rows_are_those_in_padded_rows():
+    every = runs.fitting_prompts()
+    prompts = every._replace(ids=every.ids[:3], indexes=every.indexes[:3])
+    packed_run, padded_run = (
+        runs.train_policy(adapted=Adapters(way(runs.frozen_toy())), prompts=prompts, iterations=1) for way in (tiny.forward, PaddedPasses)
+    )
+    assert packed_run.adapters.passes.name == "packed"
+    assert len(packed_run.run.steps) == 3
+    assert packed_run.run.steps[-1]["mean_kl"] > 1e-4
+    for ours, theirs in zip(packed_run.run.steps, padded_run.run.steps, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-5)
+    for name, tensor in padded_run.tensors.items():
+        np.testing.assert_allclose(packed_run.tensors[name], tensor, rtol=1e-5, atol=1e-5)
