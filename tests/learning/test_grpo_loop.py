@@ -523,7 +523,7 @@ def test_reward_sums_are_kept_apart_from_the_reference_and_the_policy():
 
 def test_three_steps_in_packed_rows_are_those_in_padded_rows():
     every = runs.fitting_prompts()
-    prompts = every._replace(ids=every.ids[:3], indexes=every.indexes[:3])
+    prompts = every._replace(ids=every.ids[:3], indexes=[0, 1, 2])  # draws of which some end, so that there is something to learn
     packed_run, padded_run = (
         runs.train_policy(adapted=Adapters(way(runs.frozen_toy())), prompts=prompts, iterations=1) for way in (tiny.forward, PaddedPasses)
     )
