@@ -1,4 +1,4 @@
-"""Passes over packed rows: a group's prompt once, then its completions as attention. The same numbers as one row per completion.
+"""Passes over packed rows: a group's prompt once, then its completions as branches. The same numbers as one row per completion.
 
 A group of G completions of C tokens after a prompt of P is a row of P + G*C tokens instead of G rows of P + C.
 """
@@ -22,7 +22,7 @@ TOKENS = 1024
 
 
 class PackedPasses:
-    """A model whose attention goes by attention."""
+    """A model whose attention goes by branches."""
 
     name = "packed"
 

@@ -28,7 +28,7 @@ class Vocabulary:
     def __init__(self, model: PreTrainedModel) -> None:
         head: nn.Module | None = model.get_output_embeddings()
         if not isinstance(head, nn.Linear):
-            raise NotImplementedError(f"{type(model).__name__} has no linear output embedding")
+            raise ValueError(f"{type(model).__name__} has no linear output embedding")
         text = model.config.get_text_config(decoder=True)
         self.weight, self.bias = head.weight, head.bias
         self.factor = float(getattr(text, "logit_scale", None) or 1.0) / float(getattr(text, "logits_scaling", None) or 1.0)
