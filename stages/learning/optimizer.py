@@ -35,7 +35,7 @@ class Optimizer:
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], planned_steps: int, settings: Settings, section: str) -> None:
         self._parameters = list(parameters.values())
-        self._adamw = torch.optim.AdamW(self._parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay)
+        self._adamw = torch.optim.AdamW(self._parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
         self._planned_steps, self._settings, self._section = planned_steps, settings, section
 
     def rate(self, step: int) -> float:

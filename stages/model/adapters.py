@@ -7,17 +7,15 @@ with deviation 1/rank, B at zero, so that a fresh adapter changes nothing (Hu et
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from peft import LoraConfig
-from peft.tuners.lora import Linear as LoraLinear
 from peft.tuners.lora import LoraModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
-from torch.nn.functional import linear
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -25,6 +23,7 @@ from stages.core.errors import TrainingError
 from stages.core.settings.adapter import ALL_LINEAR
 from stages.files.artifacts import FACTOR
 from stages.model.layers import stack_name
+from stages.model.lora import LoraLinear
 from stages.model.passes import Passes
 
 PREFIX = "base_model.model."
@@ -83,6 +82,7 @@ class Adapters:
         self.model = passes.model
         self._tuner: LoraModel | None = None
         self._layers: list[BaseTunerLayer] = []
+        self._on: str | None = None
         self._factors: dict[str, dict[str, nn.Parameter]] = {}
 
     def add_fresh(self, name: str, plan: Plan, seed: int) -> dict[str, nn.Parameter]:
@@ -120,12 +120,15 @@ class Adapters:
 
     def use(self, name: str | None) -> None:
         """Turns on one adapter, or none: with None the model is the frozen base."""
+        if name == self._on:
+            return
         for layer in self._layers:
             if name is None:
                 layer.enable_adapters(False)
             else:
                 layer.set_adapter(name)
                 layer.enable_adapters(True)
+        self._on = name
 
     @contextmanager
     def using(self, name: str | None, then: str | None) -> Iterator[None]:
@@ -139,7 +142,7 @@ class Adapters:
     def _add(self, name: str, plan: Plan) -> dict[str, nn.Parameter]:
         transposed = any(isinstance(self.model.get_submodule(module), Conv1D) for module in plan.modules)
         config = LoraConfig(r=plan.rank, lora_alpha=plan.alpha, target_modules=plan.modules, lora_dropout=0.0, fan_in_fan_out=transposed)
-        config._register_custom_module({nn.Linear: _Linear})
+        config._register_custom_module({nn.Linear: LoraLinear})
         if self._tuner is None:
             self._tuner = LoraModel(self.model, config, name)
         else:
@@ -147,6 +150,7 @@ class Adapters:
             self._tuner.inject_adapter(self.model, name)
         self.model.eval()  # PEFT leaves what it adds in training mode
         self._layers = [module for module in self.model.modules() if isinstance(module, BaseTunerLayer)]
+        self._on = None  # whatever is on in the modules that are new
         self.use(name)
         parameters: dict[str, nn.Parameter] = {}
         for full_name, parameter in self.model.named_parameters():
@@ -154,32 +158,11 @@ class Adapters:
                 parameter.data = parameter.data.float()
                 parameters[PREFIX + full_name.replace(f".{name}.weight", ".weight")] = parameter
         for module in self._layers:
-            if isinstance(module, _Linear):
+            if isinstance(module, LoraLinear):
                 module.note(name)
+        self.passes.renew()
         self._factors[name] = parameters
         return parameters
-
-
-class _Linear(LoraLinear):  # type: ignore[misc]
-    """PEFT's layer, of one adapter at a time, in two calls less: in a decode step the calls cost as much as the small products."""
-
-    def note(self, name: str) -> None:
-        """Takes down an adapter's factors, if the layer has that adapter."""
-        if name in self.lora_A:
-            found = (self.lora_A[name].weight, self.lora_B[name].weight, float(self.scaling[name]))
-            self.__dict__.setdefault("noted", {})[name] = found
-
-    def forward(self, x: Tensor, *arguments: Any, **options: Any) -> Tensor:
-        """What PEFT's layer computes."""
-        out = self.base_layer(x)
-        active = self.active_adapters
-        if self.disable_adapters or active[0] not in self.noted:
-            return out
-        first, second, scale = self.noted[active[0]]
-        if out.dtype != first.dtype:
-            return super().forward(x, *arguments, **options)
-        inner = linear(x, first).flatten(0, -2)
-        return torch.addmm(out.flatten(0, -2), inner, second.T, alpha=scale).view(out.shape)
 
 
 def to_numpy(parameters: Mapping[str, Tensor]) -> dict[str, NDArray[np.float32]]:

@@ -1,5 +1,7 @@
 """Attention by blocks over a packed row: every prompt against itself, every branch against its prompt and against itself.
 
+A short row is one block with a mask: what blocks would save there is less than the calls they take.
+
 A heads, K heads of keys and values, N tokens of the row, D width of a head, P tokens of a prompt, R branches, T their tokens.
 """
 
@@ -10,7 +12,10 @@ import torch
 from torch import Tensor
 
 from stages.model.attention import Rule
-from stages.model.kernels import Attended, Block, Gradients, attend, attend_backward, merge
+from stages.model.kernels import Attended, Block, Gradients, additive, attend, attend_backward, merge
+
+SHORT = 128
+"""Tokens of a row that is one block, at most."""
 
 
 class Span(NamedTuple):
@@ -38,11 +43,15 @@ class PackedRow:
         positions: list[int] = []
         ends: list[int] = []
         padded: list[int] = []
+        owners: tuple[list[int], list[int]] = [], []
         done = 0
-        for prompt, group in zip(prompts, branches, strict=True):
+        for number, (prompt, group) in enumerate(zip(prompts, branches, strict=True)):
             start, tokens = len(positions), slice(done, done := done + sum(group))
+            owners[0].extend([number] * (prompt + sum(group)))
+            owners[1].extend([0] * prompt)
             positions += range(prompt)
-            for length in group:
+            for branch, length in enumerate(group, start=1):
+                owners[1].extend([branch] * length)
                 first = len(positions)
                 positions += range(prompt, prompt + length)
                 padded += [*range(first, first + length), *([first + length - 1] * (self._shape[1] - length))]
@@ -58,10 +67,25 @@ class PackedRow:
         real = [place < length for length in lengths for place in range(self._shape[1])]
         self._real = torch.tensor(real, dtype=torch.bool, device=device)
         """Which of them are no padding."""
+        self.is_short = len(positions) <= SHORT
+        self._masks: dict[int | None, Tensor] = {}
+        self._owners = torch.tensor(owners, device=device)
+        """Of every token its group, and which of its branches it is in, 0 in the prompt [2, N]."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:  # noqa: ARG002 - nothing is kept
         """Outputs [N, A, D], with the gradient; see Layout."""
         return _BlockAttention.apply(query, key, value, self, rule)
+
+    def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """What every token of the row sees of it, as a block has it [N, N]."""
+        if window not in self._masks:
+            group, branch = self._owners
+            places = torch.arange(len(group), device=group.device)
+            visible = (group[:, None] == group) & (places[:, None] >= places) & ((branch == 0) | (branch[:, None] == branch))
+            if window is not None:
+                visible &= self.positions[:, None] - self.positions < window
+            self._masks[window] = additive(visible, dtype)
+        return self._masks[window]
 
     @property
     def has_branches(self) -> bool:
@@ -107,13 +131,19 @@ class _Blocks(NamedTuple):
         first = 0 if window is None else max(0, length + 1 - window)
         if first >= length:
             return None
-        visible = None
+        mask = None
         if window is not None:
             visible = span.positions[:, None] - torch.arange(first, length, device=span.positions.device) < window
-            visible = None if visible.all() else visible
+            mask = None if visible.all() else additive(visible, self.query.dtype)
         keys, values = (one[:, :, first:] for one in (prompt.key, prompt.value))
         query = heads_first(self.query[span.branches])
-        return Block(query, keys, values, visible, causal=False, scale=self.rule.scale, softcap=self.rule.softcap), first
+        return Block(query, keys, values, mask, causal=False, scale=self.rule.scale, softcap=self.rule.softcap), first
+
+    def whole(self) -> Block:
+        """The whole row as one block, [1, A, N, D]."""
+        mask = self.packed.mask(self.rule.window, self.query.dtype)
+        inside = (heads_first(self.query), self._wide(heads_first(self.key)), self._wide(heads_first(self.value)))
+        return Block(*inside, mask, causal=False, scale=self.rule.scale, softcap=self.rule.softcap)
 
     def _causal(self, query: Tensor, key: Tensor, value: Tensor) -> Block:
         length, window = query.shape[-2], self.rule.window
@@ -121,13 +151,13 @@ class _Blocks(NamedTuple):
             return Block(query, key, value, None, causal=True, scale=self.rule.scale, softcap=self.rule.softcap)
         places = torch.arange(length, device=query.device)
         distance = places[:, None] - places
-        visible = (distance >= 0) & (distance < window)
-        return Block(query, key, value, visible, causal=False, scale=self.rule.scale, softcap=self.rule.softcap)
+        mask = additive((distance >= 0) & (distance < window), query.dtype)
+        return Block(query, key, value, mask, causal=False, scale=self.rule.scale, softcap=self.rule.softcap)
 
     def _wide(self, values: Tensor) -> Tensor:
         """Keys or values [B, K, L, D], each as often as heads share it, [B, A, L, D]."""
         times = self.query.shape[1] // values.shape[1]
-        return values if times == 1 else values.repeat_interleave(times, 1)
+        return values if times == 1 else values[:, :, None].expand(-1, -1, times, -1, -1).flatten(1, 2)
 
     def narrow(self, gradient: Tensor) -> Tensor:
         """The reverse for gradients of keys and values, [..., A, D] to [..., K, D]."""
@@ -151,20 +181,7 @@ class _BlockAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, packed: PackedRow, rule: Rule) -> Tensor:
         blocks = _Blocks(packed, query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), rule)
-        own = Attended(*map(packed.unpadded, attend(blocks.own()))) if packed.has_branches else None
-        parts: list[Attended] = []
-        for span in packed.spans:
-            prompt = None
-            if span.prompt.start < span.prompt.stop:
-                prompt = blocks.prompt(span)
-                parts.append(Attended(*map(tokens_first, attend(prompt))))
-            if own is None:
-                continue
-            part = Attended(own.out[span.tokens], own.lse[span.tokens])
-            if prompt is not None and (shared := blocks.shared(span, prompt)):
-                part = merge(Attended(*map(tokens_first, attend(shared[0]))), part)
-            parts.append(part)
-        out, lse = (torch.cat(pieces) for pieces in zip(*parts, strict=True))  # [N, A, D], [N, A]
+        out, lse = Attended(*map(tokens_first, attend(blocks.whole()))) if packed.is_short else _by_blocks(blocks)  # [N, A, D], [N, A]
         if rule.sinks is not None:
             whole = torch.logaddexp(lse, rule.sinks.float())
             out, lse = (out * (lse - whole).exp()[..., None]).to(out.dtype), whole
@@ -178,31 +195,60 @@ class _BlockAttention(torch.autograd.Function):
         packed: PackedRow = ctx.packed
         upstream: Tensor = gradients[0]
         blocks = _Blocks(packed, query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), ctx.rule)
-        own = None
-        if packed.has_branches:
-            through = packed.without_padding(packed.padded(upstream))
-            found = attend_backward(blocks.own(), packed.padded(out), packed.padded(lse), through)
-            own = Gradients(*map(packed.unpadded, found))
-        parts: list[Gradients] = []
-        for span in packed.spans:
-            after = None if own is None else Gradients(*(one[span.tokens] for one in own))
-            if span.prompt.start < span.prompt.stop:
-                block = blocks.prompt(span)
-                inside = (heads_first(one[span.prompt]) for one in (out, lse, upstream))
-                before = Gradients(*map(tokens_first, attend_backward(block, *inside)))
-                if after is not None and (shared := blocks.shared(span, block)):
-                    those, first = shared
-                    inside = (heads_first(one[span.branches]) for one in (out, lse, upstream))
-                    found = Gradients(*map(tokens_first, attend_backward(those, *inside)))
-                    after = after._replace(query=after.query + found.query)
-                    before.key[first:] += found.key
-                    before.value[first:] += found.value
-                parts.append(before)
-            if after is not None:
-                parts.append(after)
-        wide = Gradients(*(torch.cat(pieces) for pieces in zip(*parts, strict=True)))
+        if packed.is_short:
+            found = attend_backward(blocks.whole(), *map(heads_first, (out, lse, upstream)))
+            wide = Gradients(*map(tokens_first, found))
+        else:
+            wide = _back_by_blocks(blocks, out, lse, upstream)
         narrow = Gradients(wide.query, blocks.narrow(wide.key), blocks.narrow(wide.value))
         return *(one.transpose(0, 1) for one in narrow), None, None
+
+
+def _by_blocks(blocks: _Blocks) -> Attended:
+    """Outputs [N, A, D] and lse [N, A] of the whole row."""
+    packed = blocks.packed
+    own = Attended(*map(packed.unpadded, attend(blocks.own()))) if packed.has_branches else None
+    parts: list[Attended] = []
+    for span in packed.spans:
+        prompt = None
+        if span.prompt.start < span.prompt.stop:
+            prompt = blocks.prompt(span)
+            parts.append(Attended(*map(tokens_first, attend(prompt))))
+        if own is None:
+            continue
+        part = Attended(own.out[span.tokens], own.lse[span.tokens])
+        if prompt is not None and (shared := blocks.shared(span, prompt)):
+            part = merge(Attended(*map(tokens_first, attend(shared[0]))), part)
+        parts.append(part)
+    return Attended(*(torch.cat(pieces) for pieces in zip(*parts, strict=True)))
+
+
+def _back_by_blocks(blocks: _Blocks, out: Tensor, lse: Tensor, upstream: Tensor) -> Gradients:
+    """Gradients of queries, keys and values, as many of these as heads."""
+    packed = blocks.packed
+    own = None
+    if packed.has_branches:
+        through = packed.without_padding(packed.padded(upstream))
+        found = attend_backward(blocks.own(), packed.padded(out), packed.padded(lse), through)
+        own = Gradients(*map(packed.unpadded, found))
+    parts: list[Gradients] = []
+    for span in packed.spans:
+        after = None if own is None else Gradients(*(one[span.tokens] for one in own))
+        if span.prompt.start < span.prompt.stop:
+            block = blocks.prompt(span)
+            inside = (heads_first(one[span.prompt]) for one in (out, lse, upstream))
+            before = Gradients(*map(tokens_first, attend_backward(block, *inside)))
+            if after is not None and (shared := blocks.shared(span, block)):
+                those, first = shared
+                inside = (heads_first(one[span.branches]) for one in (out, lse, upstream))
+                found = Gradients(*map(tokens_first, attend_backward(those, *inside)))
+                after = after._replace(query=after.query + found.query)
+                before.key[first:] += found.key
+                before.value[first:] += found.value
+            parts.append(before)
+        if after is not None:
+            parts.append(after)
+    return Gradients(*(torch.cat(pieces) for pieces in zip(*parts, strict=True)))
 
 
 class Prefill(PackedRow):
@@ -212,8 +258,11 @@ class Prefill(PackedRow):
         super().__init__(prompts, [()] * len(prompts), device)
         self.kept: dict[int, list[tuple[Tensor, Tensor]]] = {}
         """By layer, of each prompt its keys and values [K, P, D]."""
+        self.rules: dict[int, Rule] = {}
+        """By layer, how it scores."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         """Outputs [N, A, D]; see Layout."""
+        self.rules[layer] = rule
         self.kept[layer] = [(key[:, span.prompt], value[:, span.prompt]) for span in self.spans]
         return super().attend(layer, query, key, value, rule)

@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from stages.model.attention import Rule
 from stages.model.blocks import Prefill
 
+COPIED = 1024
+"""Tokens of prompts, each as often as it has branches, up to which they are copied for every branch."""
+
 
 class Seen(NamedTuple):
     """What the next tokens see in layers of one window."""
@@ -24,27 +27,143 @@ class Seen(NamedTuple):
 
 
 class Decoding:
-    """A row with the next token of every live branch, in the order of their prompts; keys and values of the earlier ones are kept.
-
-    Each branch has one query: plain products with its prompt and with itself, and one softmax over both. Beside a decode step's
-    weights, which pass through all caches, every further operation is slow, so that they are few here.
-    """
+    """A row with the next token of every live branch, in the order of their prompts; keys and values of the earlier ones are kept."""
 
     def __init__(self, prefill: Prefill, group: int, limit: int) -> None:
         """`group` branches for each prompt, of at most `limit` tokens."""
-        self._lengths = [span.prompt.stop - span.prompt.start for span in prefill.spans]
-        self._prompts = {
-            layer: [(keys.mT.contiguous(), values.contiguous()) for keys, values in kept] for layer, kept in prefill.kept.items()
-        }
+        self._lengths = torch.tensor([span.prompt.stop - span.prompt.start for span in prefill.spans])
         self._limit = limit
         self._owners = torch.arange(len(self._lengths)).repeat_interleave(group)
         self._step = 0
+
+    def keep(self, rows: Tensor) -> None:
+        """Goes on with these branches alone [R]."""
+        self._owners = self._owners[rows.cpu()]
+
+    def positions(self) -> Tensor:
+        """Of the next token of each live branch [R]."""
+        return self._lengths[self._owners] + self._step
+
+    def advance(self) -> None:
+        """Called when a row has been through all layers."""
+        self._step += 1
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
+        """Outputs [R, A, D], without gradient; see Layout."""
+        raise NotImplementedError
+
+
+def decoding(prefill: Prefill, group: int, limit: int) -> Decoding:
+    """The faster of the two ways."""
+    longest = max(span.prompt.stop - span.prompt.start for span in prefill.spans)
+    shapes = {(keys.shape[0], keys.shape[2], values.shape[2]) for kept in prefill.kept.values() for keys, values in kept}
+    copied = longest * group * len(prefill.spans) <= COPIED and len(shapes) == 1
+    return (CopiedPrompts if copied else SharedPrompts)(prefill, group, limit)
+
+
+class CopiedPrompts(Decoding):
+    """Every branch has its prompt's keys and values before its own, so that one product does for all; for short prompts.
+
+    Prompts end at the same place; before shorter ones there is nothing to see.
+    """
+
+    def __init__(self, prefill: Prefill, group: int, limit: int) -> None:
+        super().__init__(prefill, group, limit)
+        self._widest = int(self._lengths.max())
+        self._ragged = bool((self._lengths < self._widest).any())
+        self._numbers = {layer: number for number, layer in enumerate(prefill.kept)}
+        self._keys, self._values = (
+            self._copied([[one[which] for one in kept] for kept in prefill.kept.values()], group) for which in (0, 1)
+        )
+        self._look()
+
+    def keep(self, rows: Tensor) -> None:
+        """Goes on with these branches alone [R]."""
+        super().keep(rows)
+        self._keys, self._values = self._keys[:, rows], self._values[:, rows]
+        self._look()
+
+    def advance(self) -> None:
+        """Called when a row has been through all layers."""
+        super().advance()
+        if self._step < self._limit:
+            self._look()
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
+        """Outputs [R, A, D], without gradient; see Layout."""
+        heads, rows, width = query.shape
+        groups, share = key.shape[0], heads // key.shape[0]
+        key_room, value_room, keys, values = self._views[self._numbers[layer]]
+        key_room.copy_(key.transpose(0, 1))
+        value_room.copy_(value.transpose(0, 1))
+        scores = _scaled(query.transpose(0, 1).reshape(rows * groups, share, width), keys, rule.scale)  # [R * K, A/K, places]
+        if rule.softcap is not None:
+            scores = torch.tanh(scores / rule.softcap) * rule.softcap
+        if rule.window not in self._masks:
+            self._masks[rule.window] = self._mask(rule.window, groups, scores)
+        mask = self._masks[rule.window]
+        if mask is not None:
+            scores += mask
+        if rule.sinks is not None:
+            sinks = rule.sinks.view(groups, share, 1).expand(rows, -1, -1, -1).reshape(rows * groups, share, 1)
+            scores = torch.cat([scores, sinks.to(scores.dtype)], -1)
+        weights = torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype)
+        if rule.sinks is not None:
+            weights = weights[..., :-1]
+        return torch.bmm(weights, values).view(rows, heads, -1)
+
+    def _copied(self, kept: list[list[Tensor]], group: int) -> Tensor:
+        """Room for the keys or values of all layers [layers, R, K, places, D], with those of the prompts; of each layer [K, P, D] each."""
+        first = kept[0][0]
+        room = first.new_zeros(len(kept), len(self._owners), first.shape[0], self._widest + self._limit, first.shape[-1])
+        for number, of_layers in enumerate(zip(*kept, strict=True)):
+            prompt = torch.stack(of_layers)[:, None]
+            room[:, number * group : (number + 1) * group, :, self._widest - prompt.shape[3] : self._widest] = prompt
+        return room
+
+    def _look(self) -> None:
+        """Takes the views that the next token needs, of all layers at once: room for its key and value, and all up to them."""
+        place = self._widest + self._step
+        views = (
+            self._keys.select(3, place).unbind(),
+            self._values.select(3, place).unbind(),
+            self._keys.narrow(3, 0, place + 1).flatten(1, 2).mT.unbind(),
+            self._values.narrow(3, 0, place + 1).flatten(1, 2).unbind(),
+        )
+        self._views = list(zip(*views, strict=True))
+        self._masks: dict[int | None, Tensor | None] = {}
+
+    def _mask(self, window: int | None, groups: int, scores: Tensor) -> Tensor | None:
+        """Added to the scores [R * K, 1, places]; None where all is seen."""
+        last = self._widest + self._step
+        if not self._ragged and (window is None or window > last):
+            return None
+        places = torch.arange(last + 1)
+        first = self._widest - self._lengths[self._owners]
+        if window is not None:
+            first = first.clamp(min=last + 1 - window)
+        hidden = places < first[:, None]
+        mask = torch.zeros(hidden.shape, dtype=scores.dtype).masked_fill_(hidden, -torch.inf)
+        return mask.repeat_interleave(groups, 0)[:, None].to(scores.device)
+
+
+class SharedPrompts(Decoding):
+    """Every prompt's keys and values are there once: products with them and with the branch's own, and one softmax over both.
+
+    Beside a decode step's weights, which pass through all caches, every further operation is slow, so that they are few here.
+    """
+
+    def __init__(self, prefill: Prefill, group: int, limit: int) -> None:
+        super().__init__(prefill, group, limit)
+        self._prompts = {
+            layer: [(keys.mT.contiguous(), values.contiguous()) for keys, values in kept] for layer, kept in prefill.kept.items()
+        }
         self._own: dict[int, tuple[Tensor, Tensor]] = {}
         self._seen: dict[int | None, Seen] = {}
 
     def keep(self, rows: Tensor) -> None:
         """Goes on with these branches alone [R]."""
-        self._owners = self._owners[rows.cpu()]
+        super().keep(rows)
         self._seen.clear()
         for layer, own in self._own.items():
             kept = []
@@ -54,13 +173,9 @@ class Decoding:
                 kept.append(new)
             self._own[layer] = (kept[0], kept[1])
 
-    def positions(self) -> Tensor:
-        """Of the next token of each live branch [R]."""
-        return torch.tensor(self._lengths)[self._owners] + self._step
-
     def advance(self) -> None:
         """Called when a row has been through all layers."""
-        self._step += 1
+        super().advance()
         self._seen.clear()
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
@@ -105,7 +220,7 @@ class Decoding:
             numbers, counts = self._owners.unique_consecutive(return_counts=True)
             prompts, end = [], 0
             for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
-                length = self._lengths[number]
+                length = int(self._lengths[number])
                 first = 0 if window is None else min(length, max(0, length + self._step + 1 - window))
                 prompts.append((number, slice(end, end + count), slice(first, length)))
                 end += count

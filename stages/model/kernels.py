@@ -23,10 +23,11 @@ class Block(NamedTuple):
     query: Tensor
     key: Tensor
     value: Tensor
-    visible: Tensor | None
-    """Which keys each query sees, bool [L, S]; None where it sees all, or all up to its own place."""
+    mask: Tensor | None
+    """Added to the scores: 0 where a query sees a key and minus infinity where not, [L, S] in the queries' precision; None where it sees
+    all, or all up to its own place."""
     causal: bool
-    """Whether query i sees keys 0 to i alone; L equals S then, and `visible` is None."""
+    """Whether query i sees keys 0 to i alone; L equals S then, and `mask` is None."""
     scale: float
     softcap: float | None
     """Scores are capped to cap * tanh(score / cap) (Gemma 2, arXiv:2408.00118)."""
@@ -55,18 +56,17 @@ def attend(block: Block) -> Attended:
         scores = _scores(block)
         lse = scores.logsumexp(-1)
         return Attended((_weights(scores, lse) @ block.value.float()).to(block.value.dtype), lse)
-    mask = _additive(block)
-    out, lse = _FORWARD(block.query, block.key, block.value, 0.0, block.causal, attn_mask=mask, scale=block.scale)
-    if block.visible is not None:
-        lse = lse.masked_fill(~block.visible.any(-1), -torch.inf)
+    out, lse = _FORWARD(block.query, block.key, block.value, 0.0, block.causal, attn_mask=block.mask, scale=block.scale)
+    if block.mask is not None:
+        lse = lse.masked_fill(block.mask.amax(-1).isneginf(), -torch.inf)
     return Attended(out, lse)
 
 
 def attend_backward(block: Block, out: Tensor, lse: Tensor, gradient: Tensor) -> Gradients:
     """Gradients through the block, of a softmax over it and others: out [B, A, L, Dv] and lse [B, A, L] are those of all."""
     if _takes_flash(block):
-        mask = _additive(block)
-        parts = _BACKWARD(gradient, block.query, block.key, block.value, out, lse, 0.0, block.causal, attn_mask=mask, scale=block.scale)
+        inputs = (block.query, block.key, block.value)
+        parts = _BACKWARD(gradient, *inputs, out, lse, 0.0, block.causal, attn_mask=block.mask, scale=block.scale)
         return Gradients(*parts)
     scores = _scores(block)
     weights = _weights(scores, lse)
@@ -94,20 +94,18 @@ def _takes_flash(block: Block) -> bool:
     return query.device.type == "cpu" and block.softcap is None and query.shape[-1] == value.shape[-1]
 
 
-def _additive(block: Block) -> Tensor | None:
-    if block.visible is None:
-        return None
-    return torch.zeros_like(block.visible, dtype=block.query.dtype).masked_fill(~block.visible, -torch.inf)
+def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """The mask of which keys are seen, bool [L, S]."""
+    return torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, -torch.inf)
 
 
 def _scores(block: Block) -> Tensor:
     scores = (block.query.float() @ block.key.float().transpose(-1, -2)) * block.scale
     if block.softcap is not None:
         scores = torch.tanh(scores / block.softcap) * block.softcap
-    visible = block.visible
     if block.causal:
-        visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-    return scores if visible is None else scores.masked_fill(~visible, -torch.inf)
+        return scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril(), -torch.inf)
+    return scores if block.mask is None else scores + block.mask.float()
 
 
 def _weights(scores: Tensor, lse: Tensor) -> Tensor:

@@ -13,8 +13,9 @@ from transformers import PreTrainedModel
 from stages.model import attention, products
 from stages.model.attention import Layout
 from stages.model.blocks import PackedRow, Prefill
-from stages.model.decoding import Decoding
+from stages.model.decoding import Decoding, decoding
 from stages.model.groups import Completed, TokenScores
+from stages.model.llama import LlamaStack
 from stages.model.vocabulary import Picked, Vocabulary
 
 TOKENS = 1024
@@ -31,6 +32,8 @@ class PackedPasses:
         self.model = model
         self._chunk = chunk
         self._vocabulary = Vocabulary(model)
+        self.stack = LlamaStack.of(model)
+        """The layers written out; None where the model's own modules are called."""
         products.turn_round(model)
 
     def fits(self, groups: Sequence[Completed]) -> bool:
@@ -40,25 +43,21 @@ class PackedPasses:
     def token_scores(self, groups: Sequence[Completed], temperature: float) -> list[TokenScores]:
         """Scores the tokens of several groups in one pass, with the adapter that is on; one entry per group."""
         packed, hidden = self._hidden(groups)
-        predicting: list[Tensor] = []
-        rows: list[Tensor] = []
-        count = 0
+        predicting: list[int] = []
+        rows: list[int] = []
         for span, group in zip(packed.spans, groups, strict=True):
             # the prompt's last token predicts every first token; each token but a branch's last predicts the one after it
-            first = span.branches.start
-            predicting.append(torch.tensor([first - 1]))
-            lengths = [len(completion) for completion in group.completions]
-            starts = torch.tensor(lengths).cumsum(0) - torch.tensor(lengths)
-            inner = 1 + count
-            for start, length in zip(starts.tolist(), lengths, strict=True):
-                predicting.append(torch.arange(first + start, first + start + length - 1))
-                rows += [torch.tensor([count]), torch.arange(inner, inner + length - 1)]
-                inner += length - 1
-            count = inner
+            shared, first = len(predicting), span.branches.start
+            predicting.append(first - 1)
+            for completion in group.completions:
+                inner = len(completion) - 1
+                rows += [shared, *range(len(predicting), len(predicting) + inner)]
+                predicting += range(first, first + inner)
+                first += len(completion)
         device = hidden.device
-        tokens = torch.tensor([token for group in groups for completion in group.completions for token in completion])
-        picked = Picked(torch.cat(rows).to(device), tokens.to(device))
-        found = self._vocabulary.token_scores(hidden[torch.cat(predicting).to(device)], picked, temperature, self._chunk)
+        tokens = [token for group in groups for completion in group.completions for token in completion]
+        picked = Picked(torch.tensor(rows, device=device), torch.tensor(tokens, device=device))
+        found = self._vocabulary.token_scores(hidden[torch.tensor(predicting, device=device)], picked, temperature, self._chunk)
         sizes = [sum(map(len, group.completions)) for group in groups]
         return [TokenScores(*parts) for parts in zip(*(one.split(sizes) for one in found), strict=True)]
 
@@ -77,12 +76,20 @@ class PackedPasses:
         row = [token for group in groups for part in (group.prompt, *group.completions) for token in part]
         return packed, self.run(row, packed.positions, packed)
 
+    def renew(self) -> None:
+        """To be called when adapters were put into the model."""
+        if self.stack is not None:
+            self.stack.renew()
+
     def run(self, row: Sequence[int] | Tensor, positions: Tensor, layout: Layout) -> Tensor:
         """Hidden states [N, H] of a row of tokens after the final norm."""
-        backbone: nn.Module = self.model.base_model
         ids = torch.as_tensor(row, device=self.model.device)
+        positions = positions.to(ids.device)
+        if self.stack is not None:
+            return self.stack.run(ids, self.stack.angles(positions), layout)
+        backbone: nn.Module = self.model.base_model
         with attention.laid_out(self.model.config, layout):
-            output: Any = backbone(input_ids=ids[None], position_ids=positions[None].to(ids.device), use_cache=False)
+            output: Any = backbone(input_ids=ids[None], position_ids=positions[None], use_cache=False)
         return output.last_hidden_state[0]
 
 
@@ -91,10 +98,14 @@ class PackedDecoder:
 
     def __init__(self, passes: PackedPasses, vocabulary: Vocabulary, prompts: Sequence[Sequence[int]], group: int, limit: int) -> None:
         self._passes, self._vocabulary = passes, vocabulary
-        prefill = Prefill([len(prompt) for prompt in prompts], passes.model.device)
-        hidden = passes.run([token for prompt in prompts for token in prompt], prefill.positions, prefill)
-        last = torch.tensor([span.prompt.stop - 1 for span in prefill.spans], device=hidden.device)
-        self._layout = Decoding(prefill, group, limit)
+        device = passes.model.device
+        prefill = Prefill([len(prompt) for prompt in prompts], device)
+        row = torch.tensor([token for prompt in prompts for token in prompt], device=device)
+        if passes.stack is not None:
+            self._angles = passes.stack.angles(torch.arange(max(map(len, prompts)) + limit, device=device))
+        hidden = self._run(row, prefill.positions, prefill)
+        last = torch.tensor([span.prompt.stop - 1 for span in prefill.spans], device=device)
+        self._layout = decoding(prefill, group, limit)
         self.logits = vocabulary.logits(hidden[last]).T.repeat_interleave(group, 0)
         """float32 [R, V], of each live branch's next token."""
 
@@ -104,6 +115,12 @@ class PackedDecoder:
 
     def step(self, tokens: Tensor) -> None:
         """Appends a token to each live branch [R]; `logits` are then of the one after it."""
-        hidden = self._passes.run(tokens, self._layout.positions(), self._layout)
+        hidden = self._run(tokens, self._layout.positions().to(tokens.device), self._layout)
         self._layout.advance()
         self.logits = self._vocabulary.logits(hidden).T.contiguous()
+
+    def _run(self, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+        stack = self._passes.stack
+        if stack is None:
+            return self._passes.run(tokens, positions, layout)
+        return stack.run(tokens, self._angles.index_select(1, positions), layout, few=isinstance(layout, Decoding))

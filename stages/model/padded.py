@@ -31,6 +31,9 @@ class PaddedPasses:
         self.model = model
         self._vocabulary = int(model.config.get_text_config(decoder=True).vocab_size)
 
+    def renew(self) -> None:
+        """Nothing is to be done."""
+
     def fits(self, groups: Sequence[Completed]) -> bool:
         """Whether the groups are few enough for one pass."""
         rows = sum(len(group.completions) for group in groups)

@@ -31,6 +31,9 @@ class Passes(Protocol):
     name: str
     model: PreTrainedModel
 
+    def renew(self) -> None:
+        """To be called when adapters were put into the model."""
+
     def fits(self, groups: Sequence[Completed]) -> bool:
         """Whether the groups are few enough for one pass."""
 

@@ -23,7 +23,7 @@ LARGE = 2**16
 def tall_product(weight: Tensor, states: Tensor) -> Tensor:
     """weight [V, H] times states [R, H], as [V, R]; of a vocabulary's weights block by block."""
     count = len(weight) // BLOCK
-    if weight.numel() < LARGE or count < 2:
+    if not is_large(weight) or count < 2:
         return weight @ states.T
     blocks = weight[: count * BLOCK].view(count, BLOCK, -1)
     found = torch.bmm(blocks, states.T.expand(count, -1, -1)).view(count * BLOCK, -1)
@@ -34,12 +34,22 @@ def tall_product(weight: Tensor, states: Tensor) -> Tensor:
 def turn_round(model: PreTrainedModel) -> None:
     """Lets the large linear layers of a frozen model compute so while it decodes, for good; elsewhere they stay as they are."""
     for module in stack(model).modules():
-        if isinstance(module, nn.Linear) and module.weight.numel() >= LARGE:
+        if isinstance(module, nn.Linear) and is_large(module.weight):
             module.forward = functools.partial(_forward, module, module.forward)  # type: ignore[method-assign]
+
+
+def is_large(weight: Tensor) -> bool:
+    """Whether turning its product round pays."""
+    return weight.numel() >= LARGE
+
+
+def few_rows(weight: Tensor, bias: Tensor | None, states: Tensor) -> Tensor:
+    """The linear layer's output [R, out] of few rows of states [R, in]."""
+    found = (weight @ states.T).T
+    return found.contiguous() if bias is None else found + bias
 
 
 def _forward(module: nn.Linear, forward: Callable[[Tensor], Tensor], states: Tensor) -> Tensor:
     if not isinstance(current(), Decoding):
         return forward(states)
-    found = (module.weight @ states.flatten(0, -2).T).T.contiguous().view(*states.shape[:-1], -1)
-    return found if module.bias is None else found + module.bias
+    return few_rows(module.weight, module.bias, states.flatten(0, -2)).view(*states.shape[:-1], -1)

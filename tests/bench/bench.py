@@ -1,6 +1,6 @@
 """`make bench`: our training beside TRL's on the same jobs, one process after the other, and beside the floor of the same run.
 
-python -m tests.bench.bench TRL_PYTHON [--shapes 200,8,48 ...] [--repeats N] [--threads N ...] [--pairs FILE] [--growth]
+python -m tests.bench.bench TRL_PYTHON [--shapes 200,8,48 ...] [--repeats N] [--threads N ...] [--pairs FILE] [--no-toy] [--no-growth]
 
 Prints Markdown tables to stdout, progress to stderr.
 """
@@ -8,10 +8,7 @@ Prints Markdown tables to stdout, progress to stderr.
 import argparse
 import json
 import os
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
@@ -19,13 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tests.bench import jobs
-
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-TRL_FITS = 0.85
-"""The share of the machine's memory that TRL may take before it is stopped and said not to fit."""
-
+from tests.bench import jobs, toy
+from tests.bench.processes import TRL_FITS, ours, tell, total_memory, trl
 
 COLUMNS = (
     "prompt, group, new tokens",
@@ -53,19 +45,23 @@ class Measured(NamedTuple):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("trl", type=Path, help="the Python of TRL's environment")
-    parser.add_argument("--shapes", nargs="+", default=["200,8,48", "512,16,64", "1024,16,64"], help="prompt,group,new tokens")
+    parser.add_argument("--shapes", nargs="*", default=["200,8,48", "512,16,64", "1024,16,64"], help="prompt,group,new tokens")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, nargs="+", default=[1])
     parser.add_argument("--pairs", type=Path, help="JSONL of prompt, chosen, rejected: the reward stage on its first 16")
-    parser.add_argument("--growth", action="store_true", help="how seconds grow with prompt, group and vocabulary")
+    parser.add_argument("--toy", action=argparse.BooleanOptionalAction, default=True, help="the toy's loop and process")
+    parser.add_argument("--growth", action=argparse.BooleanOptionalAction, default=True, help="how seconds grow with the sizes")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         checkpoint = smollm2(Path(scratch) / "checkpoint")
         for threads in given.threads:
             print(f"\n{threads} thread{'s' if threads > 1 else ''}, float32, SmolLM2-135M-Instruct, {machine()}\n")
-            compare_grpo(given, checkpoint, Path(scratch), threads)
+            if given.shapes:
+                compare_grpo(given, checkpoint, Path(scratch), threads)
             if given.pairs:
                 compare_reward(given, checkpoint, Path(scratch), threads)
+            if given.toy:
+                toy.compare(given.trl, Path(scratch), threads, given.repeats)
             if given.growth:
                 growth(checkpoint, Path(scratch), threads)
 
@@ -148,49 +144,6 @@ def steps_and_floors(one: dict[str, Any]) -> Iterator[tuple[float, float]]:
     yield from zip(one["step_seconds"][1:], one["floor_seconds"][1:], strict=True)
 
 
-def ours(job: dict[str, Any], scratch: Path) -> dict[str, Any] | None:
-    return process([sys.executable, "-m", "tests.bench.ours"], job, scratch)
-
-
-def trl(python: Path, script: str, job: dict[str, Any], scratch: Path) -> dict[str, Any] | None:
-    return process([str(python), str(HERE / script)], job, scratch)
-
-
-def process(command: list[str], job: dict[str, Any], scratch: Path) -> dict[str, Any] | None:
-    """What a process says of a job on its last line of stdout; None where it was stopped for its memory."""
-    path = scratch / "job.json"
-    path.write_text(json.dumps({**job, "scratch": str(scratch / "trl")}), encoding="utf-8")
-    threads = {name: str(job["threads"]) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-    offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(ROOT)}
-    log = scratch / "stderr"
-    with log.open("wb") as stderr:
-        environment = {**os.environ, **threads, **offline}
-        started = subprocess.Popen([*command, str(path)], stdout=subprocess.PIPE, stderr=stderr, env=environment, cwd=ROOT)
-        while started.poll() is None:
-            time.sleep(0.5)
-            if resident(started.pid) > TRL_FITS * total_memory():
-                started.kill()
-                started.wait()
-                return None
-    assert started.stdout is not None
-    lines = started.stdout.read().decode().splitlines()
-    if started.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{log.read_text(encoding='utf-8')[-2000:]}")
-    return json.loads(lines[-1])
-
-
-def resident(pid: int) -> int:
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except (FileNotFoundError, ProcessLookupError):  # it has just ended
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def total_memory() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 def smollm2(folder: Path) -> Path:
     """SmolLM2 as a float32-ready safetensors checkpoint, converted from the package's GGUF."""
     from importlib.util import find_spec
@@ -209,11 +162,6 @@ def machine() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "a CPU")
     return f"{name}, {os.cpu_count()} CPUs, {total_memory() / 2**30:.0f} GiB"
-
-
-def tell(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Our training loops on one job, as JSON on stdout, the same figures as of TRL's; and the floor beside a GRPO job where it asks for it."""
 
+import gc
 import json
 import resource
 import sys
@@ -46,6 +47,7 @@ def main(job: dict[str, Any]) -> None:
     runtime = Runtime(device="cpu", threads=job["threads"], logits_chunk=job.get("logits_chunk", 128), activation_checkpointing=False)
     torch.set_num_threads(job["threads"])
     model = AutoModelForCausalLM.from_pretrained(job["checkpoint"], dtype=torch.float32).eval().requires_grad_(False)
+    gc.freeze()  # as a stage does
     run = reward if "pairs" in job else sampling if "prompt_ids" in job else grpo
     found = run(job, model, runtime)
     sys.stdout.write(json.dumps(found) + "\n")

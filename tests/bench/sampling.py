@@ -13,7 +13,8 @@ from statistics import median
 
 from transformers import AutoTokenizer
 
-from tests.bench import bench, jobs
+from tests.bench import bench, jobs, processes
+from tests.bench.processes import tell
 
 PROMPT, NEW_TOKENS, ROUNDS = 200, 48, 4
 
@@ -44,14 +45,14 @@ def main() -> None:
             rates: dict[str, list[float]] = {"vllm": [], "ours": []}
             for repeat in range(given.repeats):
                 for side, command in (
-                    ("vllm", [str(given.vllm), str(bench.HERE / "vllm_sampling.py")]),
+                    ("vllm", [str(given.vllm), str(processes.HERE / "vllm_sampling.py")]),
                     ("ours", [sys.executable, "-m", "tests.bench.ours"]),
                 ):
-                    found = bench.process(command, job, Path(scratch))
+                    found = processes.process(command, job, Path(scratch))
                     assert found is not None, f"{side} does not fit"
                     # the first round warms up
                     rates[side] += [one["tokens"] / one["seconds"] for one in found["rounds"][1:]]
-                    bench.tell(f"group {group} repeat {repeat + 1}/{given.repeats} {side}: {found}")
+                    tell(f"group {group} repeat {repeat + 1}/{given.repeats} {side}: {found}")
             theirs, ours = median(rates["vllm"]), median(rates["ours"])
             print(f"| {group} | {theirs:.0f} | {ours:.0f} | {ours / theirs:.2f} |", flush=True)
 

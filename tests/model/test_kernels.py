@@ -41,7 +41,15 @@ def test_two_merged_blocks_are_one_softmax_and_so_are_their_gradients(
     gradients = torch.autograd.grad(expected, [query, *keys, *values], upstream)
 
     first, second = (
-        Block(query.detach(), keys[place].detach(), values[place].detach(), some if place == 0 else None, place == 1, SCALE, softcap)
+        Block(
+            query.detach(),
+            keys[place].detach(),
+            values[place].detach(),
+            kernels.additive(some, query.dtype) if place == 0 else None,
+            place == 1,
+            SCALE,
+            softcap,
+        )
         for place in range(2)
     )
     found = merge(attend(first), attend(second))
@@ -56,7 +64,7 @@ def test_two_merged_blocks_are_one_softmax_and_so_are_their_gradients(
 def test_a_query_that_sees_no_key_of_a_block_reads_nothing_of_it():
     query, key, value = (numbers(1, 1, 2, 4, seed=seed).float() for seed in (0, 1, 2))
     visible = torch.tensor([[False, False], [True, True]])
-    found = attend(Block(query, key, value, visible, causal=False, scale=SCALE, softcap=None))
+    found = attend(Block(query, key, value, kernels.additive(visible, query.dtype), causal=False, scale=SCALE, softcap=None))
     assert found.lse[0, 0, 0] == -torch.inf
     assert found.out[0, 0, 0].tolist() == [0.0] * 4
     assert torch.isfinite(found.lse[0, 0, 1])

@@ -234,7 +234,7 @@ def test_decoding_stops_when_every_completion_has_ended(monkeypatch: pytest.Monk
     ids = sample(decoder(model), [prompt], uniform, 1.0, 1.0, NEVER)[0][0].ids
     forward = decoder(model)
     steps: list[Tensor] = []
-    model.model.norm.register_forward_hook(lambda _module, _inputs, output: steps.append(output))
+    model.model.embed_tokens.register_forward_hook(lambda _module, _inputs, output: steps.append(output))
     sample(forward, [prompt], uniform, 1.0, 1.0, [ids[0]])
     assert len(steps) == 1
 
@@ -242,7 +242,7 @@ def test_decoding_stops_when_every_completion_has_ended(monkeypatch: pytest.Monk
 def test_a_prompt_goes_through_the_model_once_however_many_completions_it_gets():
     forward = decoder(model := tiny.model())
     rows: list[int] = []
-    model.model.norm.register_forward_hook(lambda _module, _inputs, output: rows.append(output.shape[0] * output.shape[1]))
+    model.model.embed_tokens.register_forward_hook(lambda _module, _inputs, output: rows.append(output.shape[:-1].numel()))
     sample(forward, [tokens(9, 1), tokens(4, 2)], draws(2, 8, 3), 1.0, 1.0, NEVER)
     assert rows == [9 + 4, 16, 16]
 

@@ -1,0 +1,217 @@
+"""The decoder layers of models that are built as Llama (Touvron et al., arXiv:2302.13971), written out.
+
+The same products as transformers' modules make, in a third of the calls, with gradients that keep less. In a decode step, between
+weights that pass through all caches, every small operation costs 10 to 20 microseconds, and the modules make some hundred in a layer.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
+
+from stages.model import attention
+from stages.model.attention import Layout, Rule
+from stages.model.blocks import Prefill
+from stages.model.lora import LoraLinear
+from stages.model.products import few_rows, is_large
+
+PARTS = {
+    "": {"embed_tokens", "layers", "norm", "rotary_emb"},
+    "layers.0": {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"},
+    "layers.0.self_attn": {"q_proj", "k_proj", "v_proj", "o_proj"},
+    "layers.0.mlp": {"gate_proj", "up_proj", "down_proj", "act_fn"},
+}
+"""The modules of a decoder that is built as Llama's, and what each is made of."""
+HEAD_NORMS = {"q_norm", "k_norm"}
+"""What Qwen3 adds to its attention (arXiv:2505.09388)."""
+
+
+class Projection(NamedTuple):
+    """A linear layer, with the adapter that is on."""
+
+    weight: Tensor
+    bias: Tensor | None
+    adapted: LoraLinear | None
+    is_large: bool
+
+    def of(self, states: Tensor, few: bool) -> Tensor:
+        """[N, out] of states [N, in]."""
+        out = few_rows(self.weight, self.bias, states) if few and self.is_large else linear(states, self.weight, self.bias)
+        update = None if self.adapted is None else self.adapted.active()
+        return out if update is None else update.added(out, states)
+
+
+class Norm(NamedTuple):
+    """Root mean square normalization (arXiv:1910.07467)."""
+
+    weight: Tensor
+    epsilon: Tensor
+    """Added to the mean of squares [1]."""
+
+    def of(self, states: Tensor) -> Tensor:
+        """Normalized over the last dimension."""
+        if torch.is_grad_enabled() and states.requires_grad:
+            return _Normalized.apply(states, *self)
+        return _normalized(states, *self)[0]
+
+
+class Layer(NamedTuple):
+    """A decoder layer."""
+
+    before_attention: Norm
+    query: Projection
+    key: Projection
+    value: Projection
+    query_norm: Norm | None
+    key_norm: Norm | None
+    rotates: bool
+    """Whether queries and keys are turned by their positions; SmolLM3 leaves it out in some layers."""
+    rule: Rule
+    out: Projection
+    before_mlp: Norm
+    gate: Projection
+    activation: Callable[[Tensor], Tensor]
+    up: Projection
+    down: Projection
+
+
+class LlamaStack:
+    """All layers of one model."""
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> "LlamaStack | None":
+        """None where the model is built otherwise, or a layer's call was replaced; that the numbers agree is for the check at load."""
+        backbone: nn.Module = model.base_model
+        modules = dict(backbone.named_modules())
+        for name, parts in PARTS.items():
+            if name not in modules or {child for child, _ in modules[name].named_children()} - HEAD_NORMS != parts:
+                return None
+        if not hasattr(modules["norm"], "variance_epsilon") or any("forward" in vars(layer) for layer in modules["layers"].children()):
+            return None
+        return cls(model)
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._backbone: Any = model.base_model
+        self._width: int = self._backbone.layers[0].self_attn.head_dim
+        probe = Prefill([2], model.device)
+        with attention.laid_out(model.config, probe), torch.no_grad():
+            ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
+            self._backbone(input_ids=ids, position_ids=probe.positions[None], use_cache=False)
+        self._rules = probe.rules
+        self.renew()
+
+    def renew(self) -> None:
+        """To be called when adapters were put into the model."""
+        self._layers = [self._layer(number, layer) for number, layer in enumerate(self._backbone.layers)]
+
+    def angles(self, positions: Tensor) -> Tensor:
+        """Cosines, and sines with the sign of their half, of positions [N]: [2, N, 1, D]."""
+        weight: Tensor = self._backbone.embed_tokens.weight
+        cosine, sine = self._backbone.rotary_emb(weight, positions[None])
+        half = self._width // 2
+        return torch.stack([cosine[0], torch.cat([-sine[0, :, :half], sine[0, :, half:]], -1)])[:, :, None]
+
+    def run(self, tokens: Tensor, angles: Tensor, layout: Layout, few: bool = False) -> Tensor:
+        """Hidden states after the final norm [N, H] of a row of tokens [N] with the `angles` of their positions; `few` of them or not."""
+        hidden: Tensor = self._backbone.embed_tokens(tokens)
+        cosine, sine = angles
+        shape = (hidden.shape[0], -1, self._width)
+        for number, layer in enumerate(self._layers):
+            normed = layer.before_attention.of(hidden)
+            query = layer.query.of(normed, few).view(shape)
+            key = layer.key.of(normed, few).view(shape)
+            value = layer.value.of(normed, few).view(shape)
+            if layer.query_norm and layer.key_norm:
+                query, key = layer.query_norm.of(query), layer.key_norm.of(key)
+            heads = query.shape[1]
+            if layer.rotates:
+                turned = _turned(torch.cat([query, key], 1), cosine, sine)
+                query, key = turned[:, :heads], turned[:, heads:]
+            seen = layout.attend(number, query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), layer.rule)
+            hidden = hidden + layer.out.of(seen.flatten(1), few)
+            normed = layer.before_mlp.of(hidden)
+            hidden = hidden + layer.down.of(layer.activation(layer.gate.of(normed, few)) * layer.up.of(normed, few), few)
+        return _norm(self._backbone.norm).of(hidden)
+
+    def _layer(self, number: int, layer: Any) -> Layer:
+        attends, mlp = layer.self_attn, layer.mlp
+        return Layer(
+            before_attention=_norm(layer.input_layernorm),
+            query=_projection(attends.q_proj),
+            key=_projection(attends.k_proj),
+            value=_projection(attends.v_proj),
+            query_norm=_norm(attends.q_norm) if hasattr(attends, "q_norm") else None,
+            key_norm=_norm(attends.k_norm) if hasattr(attends, "k_norm") else None,
+            rotates=bool(getattr(attends, "use_rope", True)),
+            rule=self._rules[number],
+            out=_projection(attends.o_proj),
+            before_mlp=_norm(layer.post_attention_layernorm),
+            gate=_projection(mlp.gate_proj),
+            activation=mlp.act_fn,
+            up=_projection(mlp.up_proj),
+            down=_projection(mlp.down_proj),
+        )
+
+
+def _projection(module: Any) -> Projection:
+    plain, adapted = (module.base_layer, module) if isinstance(module, LoraLinear) else (module, None)
+    return Projection(plain.weight, plain.bias, adapted, is_large(plain.weight))
+
+
+def _norm(module: Any) -> Norm:
+    return Norm(module.weight, module.weight.new_full((1,), module.variance_epsilon, dtype=torch.float32))
+
+
+def _normalized(states: Tensor, weight: Tensor, epsilon: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The normalized states, those before the weight, and their factor; float32 within, as transformers has it."""
+    wide = states if states.dtype == torch.float32 else states.float()
+    norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    factor = torch.addcmul(epsilon, norm, norm, value=1 / wide.shape[-1]).rsqrt_()
+    unit = wide * factor
+    return (unit if wide is states else unit.to(states.dtype)) * weight, unit, factor
+
+
+class _Normalized(torch.autograd.Function):
+    """With the gradient with respect to the states; the weight is frozen."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, weight: Tensor, epsilon: Tensor) -> Tensor:
+        out, unit, factor = _normalized(states, weight, epsilon)
+        ctx.save_for_backward(unit, factor, weight)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        unit, factor, weight = ctx.saved_tensors
+        upstream = gradients[0] * weight
+        ahead = upstream.float()
+        shared = (ahead * unit).mean(-1, keepdim=True)
+        return torch.addcmul(ahead, unit, shared, value=-1).mul_(factor).to(upstream.dtype), None, None
+
+
+def _swapped(heads: Tensor) -> Tensor:
+    half = heads.shape[-1] // 2
+    return torch.cat([heads.narrow(-1, half, half), heads.narrow(-1, 0, half)], -1)
+
+
+def _turned(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Heads [N, A, D] turned by their positions (Su et al., arXiv:2104.09864)."""
+    if torch.is_grad_enabled() and heads.requires_grad:
+        return _Turned.apply(heads, cosine, sine)
+    return torch.addcmul(heads * cosine, _swapped(heads), sine)
+
+
+class _Turned(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        ctx.save_for_backward(cosine, sine)
+        return torch.addcmul(heads * cosine, _swapped(heads), sine)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        cosine, sine = ctx.saved_tensors
+        upstream = gradients[0]
+        return _swapped(upstream * sine).addcmul_(upstream, cosine), None, None

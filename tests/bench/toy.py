@@ -1,0 +1,93 @@
+"""The toy: our grpo stage beside TRL's script on the same checkpoint, six prompts, 18 steps; the loops alone and the whole processes.
+
+So little is computed that what is measured is the cost of the code itself, and of its imports.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from stages.core import layout
+from tests.bench import processes
+from tests.bench.processes import ROOT, tell
+
+PROMPTS, GROUP, NEW_TOKENS, ITERATIONS = 6, 4, 16, 3
+SETTINGS = {
+    "data.prompts": "data/examples/prompts.json",
+    "data.pairs": "data/examples/pairs.json",
+    "data.heldout_fraction": 0,
+    "grpo.reward": "length",
+    "grpo.group": GROUP,
+    "grpo.iterations": ITERATIONS,
+    "grpo.accumulation": 1,
+    "grpo.max_new_tokens": NEW_TOKENS,
+    "grpo.empty_completions": "score",
+}
+
+
+def compare(trl: Path, scratch: Path, threads: int, repeats: int) -> None:
+    """Prints the table."""
+    project = scratch / "toy"
+    for folder in ("conf", "data", "stages"):
+        shutil.copytree(ROOT / folder, project / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    settings = {**SETTINGS, "runtime.threads": threads}
+    stage(project, threads, "compose", *(f"{key}={value}" for key, value in settings.items()))
+    for name in ("base", "validate"):
+        stage(project, threads, name)
+    job = {
+        "checkpoint": str(project / layout.BASE_CHECKPOINT),
+        "prompts": json.loads((ROOT / SETTINGS["data.prompts"]).read_text(encoding="utf-8"))["prompts"],  # type: ignore[arg-type, operator]
+        "group": GROUP,
+        "new_tokens": NEW_TOKENS,
+        "steps": PROMPTS * ITERATIONS,
+        "threads": threads,
+        "temperature": 0.9,
+        "top_p": 0.95,
+        "beta": 0.04,
+        "learning_rate": 0.005,
+        "end_token": None,
+        "floor": False,
+    }
+    runs: dict[str, Callable[[], Any]] = {
+        "our loop": lambda: processes.ours(job, scratch),
+        "our stage": lambda: stage(project, threads, "grpo"),
+        "TRL": lambda: processes.trl(trl, "trl_grpo.py", job, scratch),
+    }
+    loops: dict[str, list[float]] = {name: [] for name in runs}
+    whole: dict[str, list[float]] = {name: [] for name in runs}
+    for repeat in range(repeats):
+        for name, run in runs.items():
+            begun = time.perf_counter()
+            found = run()
+            whole[name].append(time.perf_counter() - begun)
+            loops[name].append(found["train_seconds"] if found else 0.0)
+            tell(f"toy threads {threads} repeat {repeat + 1}/{repeats} {name}: {whole[name][-1]:.2f} s, its loop {loops[name][-1]:.2f} s")
+    loop, train = median(loops["our loop"]), median(loops["TRL"])
+    process, script = median(whole["our stage"]), median(whole["TRL"])
+    print(
+        f"\nThe toy, {PROMPTS} prompts, group {GROUP}, cap {NEW_TOKENS}, {job['steps']} steps: TRL's train call takes {train:.2f} s, our loop"
+    )
+    print(f"{loop:.2f} s, {train / loop:.2f} times as fast; TRL's script {script:.2f} s, our stage's whole process {process:.2f} s,")
+    print(f"{process / script:.2f} of it.", flush=True)
+
+
+def stage(project: Path, threads: int, name: str, *arguments: str) -> None:
+    """Runs a stage there, or exits with what it said."""
+    environment = {**os.environ, **processes.environment(threads)}
+    done = subprocess.run(
+        [sys.executable, "-m", f"stages.{name}", *arguments],
+        cwd=project,
+        env={**environment, "PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(f"{name} failed:\n{done.stderr[-2000:]}")
