@@ -34,8 +34,8 @@ class Span(NamedTuple):
 class PackedRow:
     """Groups one after the other, each its prompt once and then its branches, whose positions go on where the prompt's end."""
 
-    def __init__(self, prompts: Sequence[int], branches: Sequence[Sequence[int]], device: torch.device) -> None:
-        """Of each group the tokens of its prompt, and those of its branches; no branch is empty."""
+    def __init__(self, prompts: Sequence[int], branches: Sequence[Sequence[int]], device: torch.device, short: int = SHORT) -> None:
+        """Of each group the tokens of its prompt, and those of its branches; no branch is empty. Up to `short` tokens are one block."""
         lengths = [length for group in branches for length in group]
         self._shape = len(lengths), max(lengths, default=0)
         self._even = len(prompts) == 1 and len(set(lengths)) == 1
@@ -67,7 +67,7 @@ class PackedRow:
         real = [place < length for length in lengths for place in range(self._shape[1])]
         self._real = torch.tensor(real, dtype=torch.bool, device=device)
         """Which of them are no padding."""
-        self.is_short = len(positions) <= SHORT
+        self.is_short = len(positions) <= short
         self._masks: dict[int | None, Tensor] = {}
         self._owners = torch.tensor(owners, device=device)
         """Of every token its group, and which of its branches it is in, 0 in the prompt [2, N]."""
@@ -254,8 +254,8 @@ def _back_by_blocks(blocks: _Blocks, out: Tensor, lse: Tensor, upstream: Tensor)
 class Prefill(PackedRow):
     """Prompts alone, whose keys and values are kept by layer, for the branches to come."""
 
-    def __init__(self, prompts: Sequence[int], device: torch.device) -> None:
-        super().__init__(prompts, [()] * len(prompts), device)
+    def __init__(self, prompts: Sequence[int], device: torch.device, short: int = SHORT) -> None:
+        super().__init__(prompts, [()] * len(prompts), device, short)
         self.kept: dict[int, list[tuple[Tensor, Tensor]]] = {}
         """By layer, of each prompt its keys and values [K, P, D]."""
         self.rules: dict[int, Rule] = {}

@@ -53,12 +53,12 @@ class Decoding:
         raise NotImplementedError
 
 
-def decoding(prefill: Prefill, group: int, limit: int) -> Decoding:
-    """The faster of the two ways."""
+def decoding(prefill: Prefill, group: int, limit: int, copied: int = COPIED) -> Decoding:
+    """The faster of the two ways: prompts of up to `copied` tokens, each as often as it has branches, are copied."""
     longest = max(span.prompt.stop - span.prompt.start for span in prefill.spans)
     shapes = {(keys.shape[0], keys.shape[2], values.shape[2]) for kept in prefill.kept.values() for keys, values in kept}
-    copied = longest * group * len(prefill.spans) <= COPIED and len(shapes) == 1
-    return (CopiedPrompts if copied else SharedPrompts)(prefill, group, limit)
+    are_few = longest * group * len(prefill.spans) <= copied
+    return (CopiedPrompts if are_few and len(shapes) == 1 else SharedPrompts)(prefill, group, limit)
 
 
 class CopiedPrompts(Decoding):

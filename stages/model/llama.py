@@ -15,9 +15,13 @@ from transformers import PreTrainedModel
 from stages.model import attention
 from stages.model.attention import Layout, Rule
 from stages.model.blocks import Prefill
+from stages.model.layers import stack
 from stages.model.lora import LoraLinear
-from stages.model.products import few_rows, is_large
 
+KINDS = {"llama", "mistral", "qwen2", "qwen3", "smollm3"}
+"""Model types of transformers' own that compute just this. Others look alike, and scale or clip where a check of a few tokens is blind."""
+ROTATIONS = {"default", "linear", "llama3", "yarn"}
+"""Kinds of rotation whose angles depend on the position alone, and not on how long the sequence is."""
 PARTS = {
     "": {"embed_tokens", "layers", "norm", "rotary_emb"},
     "layers.0": {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"},
@@ -35,11 +39,10 @@ class Projection(NamedTuple):
     weight: Tensor
     bias: Tensor | None
     adapted: LoraLinear | None
-    is_large: bool
 
-    def of(self, states: Tensor, few: bool) -> Tensor:
+    def of(self, states: Tensor) -> Tensor:
         """[N, out] of states [N, in]."""
-        out = few_rows(self.weight, self.bias, states) if few and self.is_large else linear(states, self.weight, self.bias)
+        out = linear(states, self.weight, self.bias)
         update = None if self.adapted is None else self.adapted.active()
         return out if update is None else update.added(out, states)
 
@@ -85,11 +88,14 @@ class LlamaStack:
     def of(cls, model: PreTrainedModel) -> "LlamaStack | None":
         """None where the model is built otherwise, or a layer's call was replaced; that the numbers agree is for the check at load."""
         backbone: nn.Module = model.base_model
+        own = type(backbone).__module__.startswith("transformers.models.")
+        if not own or model.config.model_type not in KINDS:
+            return None
         modules = dict(backbone.named_modules())
         for name, parts in PARTS.items():
             if name not in modules or {child for child, _ in modules[name].named_children()} - HEAD_NORMS != parts:
                 return None
-        if not hasattr(modules["norm"], "variance_epsilon") or any("forward" in vars(layer) for layer in modules["layers"].children()):
+        if getattr(modules["rotary_emb"], "rope_type", None) not in ROTATIONS or any("forward" in vars(one) for one in stack(model)):
             return None
         return cls(model)
 
@@ -114,16 +120,16 @@ class LlamaStack:
         half = self._width // 2
         return torch.stack([cosine[0], torch.cat([-sine[0, :, :half], sine[0, :, half:]], -1)])[:, :, None]
 
-    def run(self, tokens: Tensor, angles: Tensor, layout: Layout, few: bool = False) -> Tensor:
-        """Hidden states after the final norm [N, H] of a row of tokens [N] with the `angles` of their positions; `few` of them or not."""
+    def run(self, tokens: Tensor, angles: Tensor, layout: Layout) -> Tensor:
+        """Hidden states after the final norm [N, H] of a row of tokens [N] with the `angles` of their positions."""
         hidden: Tensor = self._backbone.embed_tokens(tokens)
         cosine, sine = angles
         shape = (hidden.shape[0], -1, self._width)
         for number, layer in enumerate(self._layers):
             normed = layer.before_attention.of(hidden)
-            query = layer.query.of(normed, few).view(shape)
-            key = layer.key.of(normed, few).view(shape)
-            value = layer.value.of(normed, few).view(shape)
+            query = layer.query.of(normed).view(shape)
+            key = layer.key.of(normed).view(shape)
+            value = layer.value.of(normed).view(shape)
             if layer.query_norm and layer.key_norm:
                 query, key = layer.query_norm.of(query), layer.key_norm.of(key)
             heads = query.shape[1]
@@ -131,9 +137,9 @@ class LlamaStack:
                 turned = _turned(torch.cat([query, key], 1), cosine, sine)
                 query, key = turned[:, :heads], turned[:, heads:]
             seen = layout.attend(number, query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), layer.rule)
-            hidden = hidden + layer.out.of(seen.flatten(1), few)
+            hidden = hidden + layer.out.of(seen.flatten(1))
             normed = layer.before_mlp.of(hidden)
-            hidden = hidden + layer.down.of(layer.activation(layer.gate.of(normed, few)) * layer.up.of(normed, few), few)
+            hidden = hidden + layer.down.of(layer.activation(layer.gate.of(normed)) * layer.up.of(normed))
         return _norm(self._backbone.norm).of(hidden)
 
     def _layer(self, number: int, layer: Any) -> Layer:
@@ -158,7 +164,7 @@ class LlamaStack:
 
 def _projection(module: Any) -> Projection:
     plain, adapted = (module.base_layer, module) if isinstance(module, LoraLinear) else (module, None)
-    return Projection(plain.weight, plain.bias, adapted, is_large(plain.weight))
+    return Projection(plain.weight, plain.bias, adapted)
 
 
 def _norm(module: Any) -> Norm:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from stages.model import attention, products
+from stages.model import attention
 from stages.model.attention import Layout
-from stages.model.blocks import PackedRow, Prefill
-from stages.model.decoding import Decoding, decoding
+from stages.model.blocks import SHORT, PackedRow, Prefill
+from stages.model.decoding import COPIED, decoding
 from stages.model.groups import Completed, TokenScores
 from stages.model.llama import LlamaStack
 from stages.model.vocabulary import Picked, Vocabulary
@@ -25,16 +25,20 @@ TOKENS = 1024
 class PackedPasses:
     """A model whose attention goes by branches."""
 
-    name = "packed"
-
-    def __init__(self, model: PreTrainedModel, chunk: int) -> None:
-        """`chunk` is how many rows of logits are held at once."""
+    def __init__(self, model: PreTrainedModel, chunk: int, written_out: bool = True) -> None:
+        """`chunk` is how many rows of logits are held at once; layers are `written_out` where they can be."""
         self.model = model
+        self.short, self.copied = SHORT, COPIED
+        """Up to how many tokens a row is one block, and prompts are copied for their branches."""
         self._chunk = chunk
         self._vocabulary = Vocabulary(model)
-        self.stack = LlamaStack.of(model)
+        self.stack = LlamaStack.of(model) if written_out else None
         """The layers written out; None where the model's own modules are called."""
-        products.turn_round(model)
+
+    @property
+    def layers(self) -> str:
+        """What computes them."""
+        return "by transformers' modules" if self.stack is None else "written out"
 
     def fits(self, groups: Sequence[Completed]) -> bool:
         """Whether the groups are few enough for one pass."""
@@ -72,7 +76,7 @@ class PackedPasses:
 
     def _hidden(self, groups: Sequence[Completed]) -> tuple[PackedRow, Tensor]:
         lengths = [[len(completion) for completion in group.completions] for group in groups]
-        packed = PackedRow([len(group.prompt) for group in groups], lengths, self.model.device)
+        packed = PackedRow([len(group.prompt) for group in groups], lengths, self.model.device, self.short)
         row = [token for group in groups for part in (group.prompt, *group.completions) for token in part]
         return packed, self.run(row, packed.positions, packed)
 
@@ -99,13 +103,13 @@ class PackedDecoder:
     def __init__(self, passes: PackedPasses, vocabulary: Vocabulary, prompts: Sequence[Sequence[int]], group: int, limit: int) -> None:
         self._passes, self._vocabulary = passes, vocabulary
         device = passes.model.device
-        prefill = Prefill([len(prompt) for prompt in prompts], device)
+        prefill = Prefill([len(prompt) for prompt in prompts], device, passes.short)
         row = torch.tensor([token for prompt in prompts for token in prompt], device=device)
         if passes.stack is not None:
             self._angles = passes.stack.angles(torch.arange(max(map(len, prompts)) + limit, device=device))
         hidden = self._run(row, prefill.positions, prefill)
         last = torch.tensor([span.prompt.stop - 1 for span in prefill.spans], device=device)
-        self._layout = decoding(prefill, group, limit)
+        self._layout = decoding(prefill, group, limit, passes.copied)
         self.logits = vocabulary.logits(hidden[last]).T.repeat_interleave(group, 0)
         """float32 [R, V], of each live branch's next token."""
 
@@ -123,4 +127,4 @@ class PackedDecoder:
         stack = self._passes.stack
         if stack is None:
             return self._passes.run(tokens, positions, layout)
-        return stack.run(tokens, self._angles.index_select(1, positions), layout, few=isinstance(layout, Decoding))
+        return stack.run(tokens, self._angles.index_select(1, positions), layout)

@@ -25,8 +25,6 @@ LOGITS = 2**25
 class PaddedPasses:
     """A model with its own attention."""
 
-    name = "padded"
-
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self._vocabulary = int(model.config.get_text_config(decoder=True).vocab_size)

@@ -28,7 +28,6 @@ LAYERS = {"full_attention", "sliding_attention"}
 class Passes(Protocol):
     """Forward passes over groups, with the adapter that is on."""
 
-    name: str
     model: PreTrainedModel
 
     def renew(self) -> None:
@@ -55,14 +54,19 @@ def choose(model: PreTrainedModel, runtime: Runtime) -> Passes:
     with torch.random.fork_rng(devices=[]):
         reason = unsuitable(model)
         if reason is None:
-            try:
-                packed = PackedPasses(model, runtime.logits_chunk)
-                reason = _difference(_probe(packed), _probe(padded), model.dtype)
-            except (BaseError, RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
-                reason = f"packed ones fail ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
-            if reason is None:
-                say("passes: packed rows, each group's prompt computed once")
-                return packed
+            expected = _probe(padded)
+            for written_out in (True, False):
+                try:
+                    packed = PackedPasses(model, runtime.logits_chunk, written_out)
+                    found = _probe(packed)
+                    packed.short, packed.copied, limits = 0, 0, (packed.short, packed.copied)  # what longer rows and prompts get
+                    reason = _difference(found, expected, model.dtype) or _difference(_probe(packed), expected, model.dtype)
+                    packed.short, packed.copied = limits
+                except (BaseError, RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+                    reason = f"packed ones fail ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
+                if reason is None:
+                    say(f"passes: packed rows, each group's prompt computed once, layers {packed.layers}")
+                    return packed
     say(f"passes: padded rows, one per completion, since {reason}")
     return padded
 

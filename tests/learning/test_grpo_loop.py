@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from stages.core.errors import TrainingError
 from stages.learning import grpo_loop, schedule
@@ -14,7 +15,9 @@ from stages.learning.grpo_loop import CURVE, planned_steps
 from stages.learning.reward_source import Scorer
 from stages.model import packed, sampling
 from stages.model.adapters import Adapters
+from stages.model.packed import PackedPasses
 from stages.model.padded import PaddedPasses
+from stages.model.passes import Passes
 from stages.model.reward_model import RewardModel
 from tests import tiny
 from tests.learning import runs
@@ -521,13 +524,19 @@ def test_reward_sums_are_kept_apart_from_the_reference_and_the_policy():
     assert scored.run.steps == written.run.steps
 
 
-def test_three_steps_in_packed_rows_are_those_in_padded_rows():
+@pytest.mark.parametrize("limits", [(128, 1024), (0, 0)])
+def test_three_steps_in_packed_rows_are_those_in_padded_rows(limits: tuple[int, int]):
+    def limited(model: PreTrainedModel) -> Passes:
+        found = tiny.forward(model)
+        assert isinstance(found, PackedPasses)
+        found.short, found.copied = limits
+        return found
+
     every = runs.fitting_prompts()
     prompts = every._replace(ids=every.ids[:3], indexes=[0, 1, 2])  # draws of which some end, so that there is something to learn
     packed_run, padded_run = (
-        runs.train_policy(adapted=Adapters(way(runs.frozen_toy())), prompts=prompts, iterations=1) for way in (tiny.forward, PaddedPasses)
+        runs.train_policy(adapted=Adapters(way(runs.frozen_toy())), prompts=prompts, iterations=1) for way in (limited, PaddedPasses)
     )
-    assert packed_run.adapters.passes.name == "packed"
     assert len(packed_run.run.steps) == 3
     assert packed_run.run.steps[-1]["mean_kl"] > 1e-4
     for ours, theirs in zip(packed_run.run.steps, padded_run.run.steps, strict=True):

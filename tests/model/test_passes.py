@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from stages.model import adapters, padded, passes, vocabulary
+from stages.model import adapters, llama, padded, passes, vocabulary
 from stages.model.adapters import Adapters
 from stages.model.groups import Completed, TokenScores
 from stages.model.packed import PackedPasses
@@ -20,8 +20,23 @@ from tests import tiny
 END = tiny.IDS[tiny.END]
 CHUNK = 5
 """Rows of logits at once: fewer than any of these groups has, and no divisor of their number."""
-WAYS: dict[str, Callable[[PreTrainedModel], Passes]] = {"packed": lambda model: PackedPasses(model, CHUNK), "padded": PaddedPasses}
-both_ways = pytest.mark.parametrize("way", WAYS)
+
+
+def packed_in_blocks(model: PreTrainedModel, written_out: bool = True) -> PackedPasses:
+    """What rows and prompts get that are longer than these."""
+    found = PackedPasses(model, CHUNK, written_out)
+    found.short = found.copied = 0
+    return found
+
+
+PACKINGS: dict[str, Callable[[PreTrainedModel], PackedPasses]] = {
+    "short": lambda model: PackedPasses(model, CHUNK),
+    "blocks": packed_in_blocks,
+    "modules": lambda model: packed_in_blocks(model, written_out=False),
+}
+WAYS: dict[str, Callable[[PreTrainedModel], Passes]] = {**PACKINGS, "padded": PaddedPasses}
+both_ways = pytest.mark.parametrize("way", ["blocks", "padded"])
+every_packing = pytest.mark.parametrize("packing", PACKINGS)
 UNPACKED = ("bloom", "falcon", "mpt")
 """Architectures with an attention of their own."""
 PACKED = [kind for kind in tiny.EVERY if (kind if isinstance(kind, str) else kind.values[0]) not in UNPACKED]
@@ -71,9 +86,10 @@ def test_padded_numbers_are_those_of_transformers_one_row_at_a_time(kind: str):
     require_transformers_numbers(kind, PaddedPasses(tiny.model(kind)))
 
 
+@every_packing
 @pytest.mark.parametrize("kind", PACKED)
-def test_packed_numbers_are_those_of_transformers_one_row_at_a_time(kind: str):
-    require_transformers_numbers(kind, PackedPasses(tiny.model(kind), CHUNK))
+def test_packed_numbers_are_those_of_transformers_one_row_at_a_time(kind: str, packing: str):
+    require_transformers_numbers(kind, PACKINGS[packing](tiny.model(kind)))
 
 
 GROUPS = [
@@ -103,9 +119,10 @@ def gradients(kind: str, way: str, groups: Sequence[Completed], checkpointing: b
     return {"loss": loss.detach(), **{name: factor.grad for name, factor in factors.items() if factor.grad is not None}}
 
 
+@every_packing
 @pytest.mark.parametrize("kind", PACKED)
-def test_packed_gradients_are_the_padded_ones(kind: str):
-    expected, found = gradients(kind, "padded", GROUPS), gradients(kind, "packed", GROUPS)
+def test_packed_gradients_are_the_padded_ones(kind: str, packing: str):
+    expected, found = gradients(kind, "padded", GROUPS), gradients(kind, packing, GROUPS)
     assert found.keys() == expected.keys()
     scale = max(float(gradient.abs().max()) for gradient in expected.values())
     assert scale > 1
@@ -274,7 +291,8 @@ def said(model: PreTrainedModel, capfd: pytest.CaptureFixture[str]) -> str:
 
 @pytest.mark.parametrize("kind", PACKED)
 def test_a_model_whose_packed_numbers_are_right_gets_packed_rows(kind: str, capfd: pytest.CaptureFixture[str]):
-    assert "passes: packed rows, each group's prompt computed once\n" in said(tiny.model(kind), capfd)
+    layers = "written out" if kind in llama.KINDS else "by transformers' modules"
+    assert f"passes: packed rows, each group's prompt computed once, layers {layers}\n" in said(tiny.model(kind), capfd)
 
 
 @pytest.mark.parametrize("kind", ["bloom", pytest.param("mpt", marks=pytest.mark.slow), pytest.param("falcon", marks=pytest.mark.slow)])

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, P
 from stages.core.errors import BaseError
 from stages.model import passes, sampling
 from stages.model.draws import uniforms
+from stages.model.packed import PackedPasses
 from stages.model.padded import PaddedPasses
 from stages.model.sampling import CanDecode, Completion, NotFiniteError, choose, sample
 from tests import tiny
@@ -130,8 +131,14 @@ def test_tokens_come_as_often_as_their_probability_says():
 
 
 def decoder(model: PreTrainedModel, way: str = "chosen") -> CanDecode:
-    """What samples from a model: what a stage would choose, or padded rows."""
-    return PaddedPasses(model) if way == "padded" else passes.choose(model, tiny.RUNTIME)
+    """What samples from a model: what a stage would choose, the same with prompts that are not copied, or padded rows."""
+    found = PaddedPasses(model) if way == "padded" else passes.choose(model, tiny.RUNTIME)
+    if isinstance(found, PackedPasses) and way == "shared":
+        found.short = found.copied = 0
+    return found
+
+
+every_way = pytest.mark.parametrize("way", ["chosen", "shared", "padded"])
 
 
 def draws(prompts: int, group: int, limit: int, seed: int = 0) -> NDArray[np.float64]:
@@ -164,7 +171,7 @@ def plainly(model: PreTrainedModel, prompt: list[int], uniform: NDArray[np.float
     return ids
 
 
-@pytest.mark.parametrize("way", ["chosen", "padded"])
+@every_way
 @pytest.mark.parametrize("kind", tiny.EVERY)
 def test_decoding_of_ragged_prompts_is_the_plain_loop_without_a_cache(kind: str, way: str):
     model = tiny.model(kind)
@@ -247,7 +254,7 @@ def test_a_prompt_goes_through_the_model_once_however_many_completions_it_gets()
     assert rows == [9 + 4, 16, 16]
 
 
-@pytest.mark.parametrize("way", ["chosen", "padded"])
+@every_way
 @pytest.mark.parametrize("leaving", [1, 8, 1000])
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "mistral"])
 def test_completions_that_leave_the_batch_change_nothing_for_those_that_stay(
