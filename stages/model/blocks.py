@@ -74,7 +74,7 @@ class PackedRow:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:  # noqa: ARG002 - nothing is kept
         """Outputs [N, A, D], with the gradient; see Layout."""
-        return _BlockAttention.apply(query, key, value, self, rule)
+        return (_WholeAttention if self.is_short else _BlockAttention).apply(query, key, value, self, rule)
 
     def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
         """What every token of the row sees of it, as a block has it [N, N]."""
@@ -139,12 +139,6 @@ class _Blocks(NamedTuple):
         query = heads_first(self.query[span.branches])
         return Block(query, keys, values, mask, causal=False, scale=self.rule.scale, softcap=self.rule.softcap), first
 
-    def whole(self) -> Block:
-        """The whole row as one block, [1, A, N, D]."""
-        mask = self.packed.mask(self.rule.window, self.query.dtype)
-        inside = (heads_first(self.query), self._wide(heads_first(self.key)), self._wide(heads_first(self.value)))
-        return Block(*inside, mask, causal=False, scale=self.rule.scale, softcap=self.rule.softcap)
-
     def _causal(self, query: Tensor, key: Tensor, value: Tensor) -> Block:
         length, window = query.shape[-2], self.rule.window
         if window is None or length <= window:
@@ -155,14 +149,18 @@ class _Blocks(NamedTuple):
         return Block(query, key, value, mask, causal=False, scale=self.rule.scale, softcap=self.rule.softcap)
 
     def _wide(self, values: Tensor) -> Tensor:
-        """Keys or values [B, K, L, D], each as often as heads share it, [B, A, L, D]."""
-        times = self.query.shape[1] // values.shape[1]
-        return values if times == 1 else values[:, :, None].expand(-1, -1, times, -1, -1).flatten(1, 2)
+        return widened(values, self.query.shape[1])
 
     def narrow(self, gradient: Tensor) -> Tensor:
         """The reverse for gradients of keys and values, [..., A, D] to [..., K, D]."""
         heads, groups = self.query.shape[1], self.key.shape[1]
         return gradient if heads == groups else gradient.unflatten(-2, (groups, heads // groups)).sum(-2)
+
+
+def widened(values: Tensor, heads: int) -> Tensor:
+    """Keys or values [B, K, L, D], each as often as heads share it, [B, A, L, D]."""
+    times = heads // values.shape[1]
+    return values if times == 1 else values[:, :, None].expand(-1, -1, times, -1, -1).flatten(1, 2)
 
 
 def heads_first(tokens: Tensor) -> Tensor:
@@ -181,10 +179,7 @@ class _BlockAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, packed: PackedRow, rule: Rule) -> Tensor:
         blocks = _Blocks(packed, query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), rule)
-        out, lse = Attended(*map(tokens_first, attend(blocks.whole()))) if packed.is_short else _by_blocks(blocks)  # [N, A, D], [N, A]
-        if rule.sinks is not None:
-            whole = torch.logaddexp(lse, rule.sinks.float())
-            out, lse = (out * (lse - whole).exp()[..., None]).to(out.dtype), whole
+        out, lse = _with_sinks(_by_blocks(blocks), rule.sinks)  # [N, A, D], [N, A]
         ctx.packed, ctx.rule = packed, rule
         ctx.save_for_backward(query, key, value, out, lse)
         return out
@@ -195,13 +190,43 @@ class _BlockAttention(torch.autograd.Function):
         packed: PackedRow = ctx.packed
         upstream: Tensor = gradients[0]
         blocks = _Blocks(packed, query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), ctx.rule)
-        if packed.is_short:
-            found = attend_backward(blocks.whole(), *map(heads_first, (out, lse, upstream)))
-            wide = Gradients(*map(tokens_first, found))
-        else:
-            wide = _back_by_blocks(blocks, out, lse, upstream)
+        wide = _back_by_blocks(blocks, out, lse, upstream)
         narrow = Gradients(wide.query, blocks.narrow(wide.key), blocks.narrow(wide.value))
         return *(one.transpose(0, 1) for one in narrow), None, None
+
+
+class _WholeAttention(torch.autograd.Function):
+    """The packed row as one block with a mask."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, packed: PackedRow, rule: Rule) -> Tensor:
+        keys, values = (widened(one[None], len(query)) for one in (key, value))
+        found = attend(_whole(packed, rule, query[None], keys, values))
+        if rule.sinks is not None:
+            found = _with_sinks(found, rule.sinks[:, None])
+        ctx.packed, ctx.rule, ctx.groups = packed, rule, len(key)
+        ctx.save_for_backward(query[None], keys, values, *found)
+        return tokens_first(found.out)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        query, keys, values, out, lse = ctx.saved_tensors
+        found = attend_backward(_whole(ctx.packed, ctx.rule, query, keys, values), out, lse, heads_first(gradients[0]))
+        narrow = (one if one.shape[1] == ctx.groups else one.unflatten(1, (ctx.groups, -1)).sum(2) for one in (found.key, found.value))
+        return found.query[0], *(one[0] for one in narrow), None, None
+
+
+def _whole(packed: PackedRow, rule: Rule, query: Tensor, keys: Tensor, values: Tensor) -> Block:
+    """The row as a block, [1, A, N, D] each."""
+    return Block(query, keys, values, packed.mask(rule.window, query.dtype), causal=False, scale=rule.scale, softcap=rule.softcap)
+
+
+def _with_sinks(found: Attended, sinks: Tensor | None) -> Attended:
+    """The same with each head's sink taking its share; `sinks` as they add to lse."""
+    if sinks is None:
+        return found
+    whole = torch.logaddexp(found.lse, sinks.float())
+    return Attended((found.out * (found.lse - whole).exp()[..., None]).to(found.out.dtype), whole)
 
 
 def _by_blocks(blocks: _Blocks) -> Attended:

@@ -1,6 +1,8 @@
 """The device and the CPU threads that a stage computes with."""
 
 import os
+import time
+from pathlib import Path
 
 import torch
 
@@ -8,18 +10,41 @@ from stages.core.errors import DeviceError
 from stages.core.progress import say
 from stages.core.settings.runtime import Runtime
 
+LOAD = Path("/proc/loadavg")
+"""Its fourth field counts the threads that want a CPU at this moment."""
+SAMPLES, BETWEEN = 4, 0.02
+"""How often it is read, and the seconds between: what computes wants one every time."""
+
 
 def processors() -> int:
     """CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def others() -> int:
+    """Threads of other processes that keep computing, of all that the system tells of; 0 where it tells of none."""
+    counts = []
+    for _ in range(SAMPLES):
+        try:
+            counts.append(int(LOAD.read_text(encoding="ascii").split()[3].split("/")[0]) - 1)  # less this one
+        except (OSError, ValueError, IndexError):
+            return 0
+        time.sleep(BETWEEN)
+    return max(0, min(counts))
+
+
 def set_threads(runtime: Runtime) -> None:
-    """Sets torch's CPU threads; null leaves torch's own choice."""
+    """Sets torch's CPU threads, null leaving torch's own choice, and warns where there are fewer CPUs than threads that want them."""
     if runtime.threads is not None:
         torch.set_num_threads(runtime.threads)
-        if runtime.threads > processors():
-            say(f"runtime.threads: {runtime.threads} threads on {processors()} CPUs take many times as long; lower it")
+    threads, available = torch.get_num_threads(), processors()
+    if threads > available:
+        say(f"runtime.threads: {threads} threads on {available} CPUs take many times as long; lower it")
+    elif threads > 1 and threads + (busy := others()) > available:
+        say(
+            f"runtime.threads: {threads} threads beside {busy} of other processes on {available} CPUs wait for each other and can take "
+            "many times as long; lower it, or end the others"
+        )
 
 
 def prepare(runtime: Runtime) -> torch.device:

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import embedding, linear, silu
 from transformers import PreTrainedModel
+from transformers.activations import SiLUActivation
 
 from stages.model import attention
 from stages.model.attention import Layout, Rule
@@ -102,6 +103,8 @@ class LlamaStack:
     def __init__(self, model: PreTrainedModel) -> None:
         self._backbone: Any = model.base_model
         self._width: int = self._backbone.layers[0].self_attn.head_dim
+        self._embeddings: Tensor = self._backbone.embed_tokens.weight
+        self._table = self._embeddings.new_empty(2, 0, 1, self._width)
         probe = Prefill([2], model.device)
         with attention.laid_out(model.config, probe), torch.no_grad():
             ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
@@ -113,17 +116,10 @@ class LlamaStack:
         """To be called when adapters were put into the model."""
         self._layers = [self._layer(number, layer) for number, layer in enumerate(self._backbone.layers)]
 
-    def angles(self, positions: Tensor) -> Tensor:
-        """Cosines, and sines with the sign of their half, of positions [N]: [2, N, 1, D]."""
-        weight: Tensor = self._backbone.embed_tokens.weight
-        cosine, sine = self._backbone.rotary_emb(weight, positions[None])
-        half = self._width // 2
-        return torch.stack([cosine[0], torch.cat([-sine[0, :, :half], sine[0, :, half:]], -1)])[:, :, None]
-
-    def run(self, tokens: Tensor, angles: Tensor, layout: Layout) -> Tensor:
-        """Hidden states after the final norm [N, H] of a row of tokens [N] with the `angles` of their positions."""
-        hidden: Tensor = self._backbone.embed_tokens(tokens)
-        cosine, sine = angles
+    def run(self, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+        """Hidden states after the final norm [N, H] of a row of tokens at their positions, int64 [N] each."""
+        hidden = embedding(tokens, self._embeddings)
+        cosine, sine = self._angles(positions)
         shape = (hidden.shape[0], -1, self._width)
         for number, layer in enumerate(self._layers):
             normed = layer.before_attention.of(hidden)
@@ -142,6 +138,14 @@ class LlamaStack:
             hidden = hidden + layer.down.of(layer.activation(layer.gate.of(normed)) * layer.up.of(normed))
         return _norm(self._backbone.norm).of(hidden)
 
+    def _angles(self, positions: Tensor) -> Tensor:
+        """Cosines of positions [N], and sines with the sign of their half: [2, N, 1, D]. Kept of all up to the highest so far."""
+        if (most := int(positions.max())) >= self._table.shape[1]:
+            cosine, sine = self._backbone.rotary_emb(self._embeddings, torch.arange(2 * most + 1, device=positions.device)[None])
+            half = self._width // 2
+            self._table = torch.stack([cosine[0], torch.cat([-sine[0, :, :half], sine[0, :, half:]], -1)])[:, :, None]
+        return self._table.index_select(1, positions)
+
     def _layer(self, number: int, layer: Any) -> Layer:
         attends, mlp = layer.self_attn, layer.mlp
         return Layer(
@@ -156,7 +160,7 @@ class LlamaStack:
             out=_projection(attends.o_proj),
             before_mlp=_norm(layer.post_attention_layernorm),
             gate=_projection(mlp.gate_proj),
-            activation=mlp.act_fn,
+            activation=silu if isinstance(mlp.act_fn, nn.SiLU | SiLUActivation) else mlp.act_fn,
             up=_projection(mlp.up_proj),
             down=_projection(mlp.down_proj),
         )

@@ -90,7 +90,7 @@ class PackedPasses:
         ids = torch.as_tensor(row, device=self.model.device)
         positions = positions.to(ids.device)
         if self.stack is not None:
-            return self.stack.run(ids, self.stack.angles(positions), layout)
+            return self.stack.run(ids, positions, layout)
         backbone: nn.Module = self.model.base_model
         with attention.laid_out(self.model.config, layout):
             output: Any = backbone(input_ids=ids[None], position_ids=positions[None], use_cache=False)
@@ -105,9 +105,7 @@ class PackedDecoder:
         device = passes.model.device
         prefill = Prefill([len(prompt) for prompt in prompts], device, passes.short)
         row = torch.tensor([token for prompt in prompts for token in prompt], device=device)
-        if passes.stack is not None:
-            self._angles = passes.stack.angles(torch.arange(max(map(len, prompts)) + limit, device=device))
-        hidden = self._run(row, prefill.positions, prefill)
+        hidden = passes.run(row, prefill.positions, prefill)
         last = torch.tensor([span.prompt.stop - 1 for span in prefill.spans], device=device)
         self._layout = decoding(prefill, group, limit, passes.copied)
         self.logits = vocabulary.logits(hidden[last]).T.repeat_interleave(group, 0)
@@ -119,12 +117,6 @@ class PackedDecoder:
 
     def step(self, tokens: Tensor) -> None:
         """Appends a token to each live branch [R]; `logits` are then of the one after it."""
-        hidden = self._run(tokens, self._layout.positions().to(tokens.device), self._layout)
+        hidden = self._passes.run(tokens, self._layout.positions(), self._layout)
         self._layout.advance()
         self.logits = self._vocabulary.logits(hidden).T.contiguous()
-
-    def _run(self, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
-        stack = self._passes.stack
-        if stack is None:
-            return self._passes.run(tokens, positions, layout)
-        return stack.run(tokens, self._angles.index_select(1, positions), layout)

@@ -158,6 +158,8 @@ def choose(logits: Tensor, uniform: Tensor, temperature: float, top_p: float) ->
     probabilities = torch.softmax(below.div_(max(temperature, torch.finfo(torch.float32).tiny)), dim=-1)
     if top_p >= 1:
         return _invert(probabilities, uniform)
+    if probabilities.shape[-1] <= LIKELY[0]:
+        return _from_nucleus(*probabilities.sort(dim=-1, descending=True, stable=True), uniform, top_p)[0]
     chosen = torch.empty(len(logits), dtype=torch.long, device=logits.device)
     rest = torch.arange(len(logits), device=logits.device)
     for likely in (*LIKELY, probabilities.shape[-1]):

@@ -8,6 +8,7 @@ Prints Markdown tables to stdout, progress to stderr.
 import argparse
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
 
 from tests.bench import jobs, toy
 from tests.bench.processes import TRL_FITS, ours, tell, total_memory, trl
@@ -118,19 +121,46 @@ def compare_reward(given: argparse.Namespace, checkpoint: Path, scratch: Path, t
 
 
 def growth(checkpoint: Path, scratch: Path, threads: int) -> None:
-    """Seconds of a step by prompt length and by group, and which number of tokens explains them."""
+    """Seconds of a step by prompt length, group and vocabulary, and which number of tokens explains the first two."""
     shapes = [(128, 8, 32), (256, 8, 32), (512, 8, 32), (1024, 8, 32), (256, 4, 32), (256, 16, 32), (256, 32, 32)]
     print("\n| prompt, group, new tokens | s/step | P + G*C | G*(P + C) |\n|---|---|---|---|")
     seconds = []
     for prompt, group, new in shapes:
-        found = ours(jobs.grpo(checkpoint, prompt, group, new, steps=2, threads=threads, floor=False), scratch)
-        assert found is not None
-        seconds.append(found["step_seconds"][-1])
+        seconds.append(one_step(checkpoint, scratch, prompt, group, new, threads))
         print(f"| {prompt}, {group}, {new} | {seconds[-1]:.1f} | {prompt + group * new} | {group * (prompt + new)} |", flush=True)
+    print()
     for name, tokens in (("P + G*C", [p + g * c for p, g, c in shapes]), ("G*(P + C)", [g * (p + c) for p, g, c in shapes])):
         slope, start = np.polyfit(tokens, seconds, 1)
         explained = np.corrcoef(tokens, seconds)[0, 1] ** 2
-        print(f"\nseconds = {start:.2f} + {1000 * slope:.2f} * ({name}) / 1000 explains {explained:.1%} of their variance")
+        print(f"seconds = {start:.2f} + {1000 * slope:.2f} * ({name}) / 1000 explains {explained:.1%} of their variance")
+    print("\n| vocabulary (256, 8, 32) | s/step |\n|---|---|")
+    sizes, seconds = [], []
+    for times in (1, 2, 4):
+        wide, size = widened(checkpoint, times, scratch / f"wide{times}")
+        sizes.append(size)
+        seconds.append(one_step(wide, scratch, 256, 8, 32, threads))
+        print(f"| {size} | {seconds[-1]:.1f} |", flush=True)
+    slope, start = np.polyfit(sizes, seconds, 1)
+    print(f"\nseconds = {start:.2f} + {1000 * slope:.3f} * (vocabulary) / 1000", flush=True)
+
+
+def one_step(checkpoint: Path, scratch: Path, prompt: int, group: int, new: int, threads: int) -> float:
+    """The quickest of three steps after a warm one: what else the machine does only adds."""
+    found = ours(jobs.grpo(checkpoint, prompt, group, new, steps=4, threads=threads, floor=False), scratch)
+    assert found is not None
+    tell(f"{prompt},{group},{new}: {found['step_seconds']}")
+    return min(found["step_seconds"][1:])
+
+
+def widened(checkpoint: Path, times: int, folder: Path) -> tuple[Path, int]:
+    """The same model with its vocabulary repeated, and how many rows it has."""
+    shutil.copytree(checkpoint, folder)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    rows = model.get_input_embeddings().weight.data.repeat(times, 1)
+    model.resize_token_embeddings(len(rows), mean_resizing=False)
+    model.get_input_embeddings().weight.data.copy_(rows)
+    model.save_pretrained(folder)
+    return folder, len(rows)
 
 
 def measured(found: Sequence[dict[str, Any] | None]) -> Measured:

@@ -71,11 +71,9 @@ def compare(trl: Path, scratch: Path, threads: int, repeats: int) -> None:
             tell(f"toy threads {threads} repeat {repeat + 1}/{repeats} {name}: {whole[name][-1]:.2f} s, its loop {loops[name][-1]:.2f} s")
     loop, train = median(loops["our loop"]), median(loops["TRL"])
     process, script = median(whole["our stage"]), median(whole["TRL"])
-    print(
-        f"\nThe toy, {PROMPTS} prompts, group {GROUP}, cap {NEW_TOKENS}, {job['steps']} steps: TRL's train call takes {train:.2f} s, our loop"
-    )
-    print(f"{loop:.2f} s, {train / loop:.2f} times as fast; TRL's script {script:.2f} s, our stage's whole process {process:.2f} s,")
-    print(f"{process / script:.2f} of it.", flush=True)
+    print(f"\nThe toy, {PROMPTS} prompts, group {GROUP}, cap {NEW_TOKENS}, {job['steps']} steps:")
+    print(f"TRL's train call takes {train:.2f} s, our loop {loop:.2f} s, {train / loop:.2f} times as fast;")
+    print(f"TRL's script takes {script:.2f} s, our stage's whole process {process:.2f} s, {process / script:.2f} of it.", flush=True)
 
 
 def stage(project: Path, threads: int, name: str, *arguments: str) -> None:

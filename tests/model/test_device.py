@@ -1,7 +1,11 @@
 """The device and the threads of a stage."""
 
 import dataclasses
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -48,3 +52,32 @@ def test_more_threads_than_processors_are_said(capsys: pytest.CaptureFixture[str
     assert "lower it" not in capsys.readouterr().err
     device.prepare(runtime("cpu", available + 1))
     assert f"runtime.threads: {available + 1} threads on {available} CPUs take many times as long; lower it\n" in capsys.readouterr().err
+
+
+def test_threads_that_others_compete_with_are_said_and_one_thread_never_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(device, "processors", lambda: 4)
+    for threads, busy, warned in ((3, 1, False), (3, 2, True), (1, 9, False), (4, 0, False), (4, 1, True)):
+        monkeypatch.setattr(device, "others", lambda busy=busy: busy)
+        device.prepare(runtime("cpu", threads))
+        line = f"runtime.threads: {threads} threads beside {busy} of other processes on 4 CPUs wait for each other"
+        assert (line in capsys.readouterr().err) == warned
+
+
+@pytest.mark.skipif(not device.LOAD.exists(), reason="the system does not tell what computes")
+def test_a_process_that_computes_is_counted():
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+        try:
+            time.sleep(0.5)  # until it computes
+            assert device.others() >= 1
+        finally:
+            other.kill()
+
+
+@pytest.mark.parametrize("text", ["", "0.1 0.2 0.3", "0.1 0.2 0.3 x/9 7"])
+def test_where_the_system_tells_nothing_nobody_is_counted(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(device, "LOAD", tmp_path / "loadavg")
+    assert device.others() == 0
+    device.LOAD.write_text(text)
+    assert device.others() == 0

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, PreTrainedModel
 
 from stages.core.errors import BaseError
@@ -235,21 +234,29 @@ def test_the_end_token_counts_as_an_action_but_not_in_the_length():
     assert [completion.empty for completion in (ended, truncated, empty)] == [False, False, True]
 
 
+def count_rows(forward: CanDecode, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Takes down how many rows each of the passes to come has."""
+    assert isinstance(forward, PackedPasses)
+    rows: list[int] = []
+    run = forward.run
+    monkeypatch.setattr(forward, "run", lambda row, positions, layout: rows.append(len(positions)) or run(row, positions, layout))
+    return rows
+
+
 def test_decoding_stops_when_every_completion_has_ended(monkeypatch: pytest.MonkeyPatch):
     model = tiny.model()
     prompt, uniform = tokens(3, 1), draws(1, 1, 12)
     ids = sample(decoder(model), [prompt], uniform, 1.0, 1.0, NEVER)[0][0].ids
     forward = decoder(model)
-    steps: list[Tensor] = []
-    model.model.embed_tokens.register_forward_hook(lambda _module, _inputs, output: steps.append(output))
+    rows = count_rows(forward, monkeypatch)
     sample(forward, [prompt], uniform, 1.0, 1.0, [ids[0]])
-    assert len(steps) == 1
+    assert rows == [3]
 
 
-def test_a_prompt_goes_through_the_model_once_however_many_completions_it_gets():
-    forward = decoder(model := tiny.model())
-    rows: list[int] = []
-    model.model.embed_tokens.register_forward_hook(lambda _module, _inputs, output: rows.append(output.shape[:-1].numel()))
+@pytest.mark.parametrize("way", ["chosen", "shared"])
+def test_a_prompt_goes_through_the_model_once_however_many_completions_it_gets(way: str, monkeypatch: pytest.MonkeyPatch):
+    forward = decoder(tiny.model(), way)
+    rows = count_rows(forward, monkeypatch)
     sample(forward, [tokens(9, 1), tokens(4, 2)], draws(2, 8, 3), 1.0, 1.0, NEVER)
     assert rows == [9 + 4, 16, 16]
 
