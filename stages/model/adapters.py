@@ -82,7 +82,6 @@ class Adapters:
         self.model = passes.model
         self._tuner: LoraModel | None = None
         self._layers: list[BaseTunerLayer] = []
-        self._on: str | None = None
         self._factors: dict[str, dict[str, nn.Parameter]] = {}
 
     def add_fresh(self, name: str, plan: Plan, seed: int) -> dict[str, nn.Parameter]:
@@ -120,15 +119,14 @@ class Adapters:
 
     def use(self, name: str | None) -> None:
         """Turns on one adapter, or none: with None the model is the frozen base."""
-        if name == self._on:
-            return
         for layer in self._layers:
-            if name is None:
+            if isinstance(layer, LoraLinear):
+                layer.on = name
+            elif name is None:
                 layer.enable_adapters(False)
             else:
                 layer.set_adapter(name)
                 layer.enable_adapters(True)
-        self._on = name
 
     @contextmanager
     def using(self, name: str | None, then: str | None) -> Iterator[None]:
@@ -150,7 +148,6 @@ class Adapters:
             self._tuner.inject_adapter(self.model, name)
         self.model.eval()  # PEFT leaves what it adds in training mode
         self._layers = [module for module in self.model.modules() if isinstance(module, BaseTunerLayer)]
-        self._on = None  # whatever is on in the modules that are new
         self.use(name)
         parameters: dict[str, nn.Parameter] = {}
         for full_name, parameter in self.model.named_parameters():
@@ -162,6 +159,9 @@ class Adapters:
                 module.note(name)
         self.passes.renew()
         self._factors[name] = parameters
+        for factors in self._factors.values():
+            for factor in factors.values():
+                factor.requires_grad_()  # PEFT leaves it to those of one adapter; the others are in no pass, and get none
         return parameters
 
 

@@ -28,7 +28,13 @@ class LowRank(NamedTuple):
 
 
 class LoraLinear(Linear):  # type: ignore[misc]
-    """PEFT's layer, of one adapter at a time, in two calls less: in a decode step the calls cost as much as the small products."""
+    """PEFT's layer, of one adapter at a time, switched by a name and computed in two calls less.
+
+    In a decode step the calls cost as much as the small products.
+    """
+
+    on: str | None = None
+    """The adapter that is on; a layer that does not have it is the base's."""
 
     def note(self, name: str) -> None:
         """Takes down an adapter's factors, if the layer has that adapter."""
@@ -38,7 +44,7 @@ class LoraLinear(Linear):  # type: ignore[misc]
 
     def active(self) -> LowRank | None:
         """The factors of the adapter that is on; None where none is, or the layer does not have it."""
-        return None if self.disable_adapters else self.noted.get(self.active_adapters[0])
+        return self.noted.get(self.on)
 
     def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
         """What PEFT's layer computes."""

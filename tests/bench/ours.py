@@ -34,7 +34,11 @@ class Clock:
         self._beside = beside
         self.seconds: list[float] = []
         self.beside: list[float] = []
-        self._begun = time.perf_counter()
+        self.begin()
+
+    def begin(self) -> None:
+        """Starts anew."""
+        self.start = self._begun = time.perf_counter()
 
     def append(self, _row: Any) -> None:
         self.seconds.append(time.perf_counter() - self._begun)
@@ -78,14 +82,20 @@ def grpo(job: dict[str, Any], model: PreTrainedModel, runtime: Runtime) -> dict[
         empty_completions="score",
         seed=0,
     )
-    adapted = Adapters(passes.choose(model, runtime))
     plan = adapters.plan(model, "grpo", 8, 16.0, settings.targets, "all")
     prompts = FittingPrompts(ids, list(range(len(ids))), 0, {})
     shape = floor.Shape(len(ids[0]), job["group"], job["new_tokens"])
     clock: Any = Clock((lambda: sum(floor.measure(model, shape))) if job["floor"] else None)
-    begun = time.perf_counter()
+
+    class Timed(Adapters):
+        def add_fresh(self, *arguments: Any) -> Any:
+            found = super().add_fresh(*arguments)
+            clock.begin()  # TRL too has its adapters before train() is called
+            return found
+
+    adapted = Timed(passes.choose(model, runtime))
     grpo_loop.fit(adapted, plan, Scorer(adapted, None), prompts, ends, settings, clock)
-    return measured(begun) | {"step_seconds": clock.seconds, "floor_seconds": clock.beside}
+    return measured(clock.start) | {"step_seconds": clock.seconds, "floor_seconds": clock.beside}
 
 
 def reward(job: dict[str, Any], model: PreTrainedModel, runtime: Runtime) -> dict[str, Any]:
