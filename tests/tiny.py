@@ -53,6 +53,8 @@ _OWN: dict[str, dict[str, Any]] = {
     "gptj": {"rotary_dim": 4},
     "mistral": {"sliding_window": 6},
     "ministral": {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]},
+    "qwen2": {"use_sliding_window": True, "sliding_window": 6, "layer_types": ["full_attention", "sliding_attention"]},
+    "smollm3": {"no_rope_layers": [1, 0]},
     "gemma2": {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 8},
     "gemma3_text": {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]},
     "olmo3": {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]},

@@ -7,12 +7,15 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from peft.tuners.lora import Linear
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from stages.core.errors import TrainingError
 from stages.model import adapters
-from stages.model.adapters import Plan
+from stages.model.adapters import Adapters, Plan
+from stages.model.lora import LoraLinear
+from stages.model.padded import PaddedPasses
 from tests import tiny
 
 ROW = [6, 7, 8, 9, 10, 11, 12]
@@ -272,3 +275,18 @@ def test_tensors_of_another_model_are_refused():
     assert wider.value.lines() == [
         "adapter reward: tensor base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight has shape [4, 32], the model needs [4, 64]"
     ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(5,), (2, 5)])
+def test_a_layer_computes_what_pefts_own_does(dtype: torch.dtype, shape: tuple[int, ...]):
+    model = tiny.model().to(dtype)
+    held = Adapters(PaddedPasses(model))
+    train(held.add_fresh("policy", planned(model, ["q_proj"]), seed=0))
+    layer = model.model.layers[0].self_attn.q_proj
+    assert isinstance(layer, LoraLinear)
+    states = torch.randn(*shape, layer.in_features, dtype=dtype)
+    assert layer(states).dtype == dtype
+    torch.testing.assert_close(layer(states), Linear.forward(layer, states), rtol=1e-6, atol=1e-6)
+    held.use(None)
+    assert torch.equal(layer(states), layer.base_layer(states))

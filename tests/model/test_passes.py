@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from stages.model import adapters, llama, padded, passes, vocabulary
+from stages.model import adapters, blocks, llama, padded, passes, vocabulary
 from stages.model.adapters import Adapters
 from stages.model.groups import Completed, TokenScores
+from stages.model.llama import LlamaStack
 from stages.model.packed import PackedPasses
 from stages.model.padded import PaddedPasses
 from stages.model.passes import Passes
@@ -317,6 +319,64 @@ def test_a_model_whose_packed_numbers_are_others_gets_padded_rows(monkeypatch: p
 def test_only_the_decoding_being_wrong_is_seen_too(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
     monkeypatch.setattr("stages.model.decoding.Decoding.positions", lambda self: torch.zeros(len(self._owners), dtype=torch.long))
     assert "since the logits while sampling of packed ones are " in said(tiny.model(), capfd)
+
+
+@pytest.mark.parametrize("part", ["_whole", "_by_blocks"])
+def test_only_short_or_only_long_rows_being_wrong_is_seen_too(
+    part: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    right = getattr(blocks, part)
+
+    def wrong(*arguments: Any) -> Any:
+        if part == "_whole":
+            packed, rule, *rest = arguments
+            return right(packed, rule._replace(scale=1.0), *rest)
+        return right(arguments[0]._replace(rule=arguments[0].rule._replace(scale=1.0)))
+
+    monkeypatch.setattr(blocks, part, wrong)
+    assert "passes: padded rows, one per completion, since the log-probabilities of packed ones are " in said(tiny.model("gpt2"), capfd)
+
+
+def test_layers_whose_numbers_are_others_when_written_out_are_left_to_the_modules(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("stages.model.llama._turned", lambda heads, *_: heads)
+    assert "computed once, layers by transformers' modules\n" in said(tiny.model(), capfd)
+
+
+def test_layers_that_are_built_otherwise_or_whose_call_was_replaced_are_not_written_out():
+    assert LlamaStack.of(tiny.model()) is not None
+    assert LlamaStack.of(tiny.model("gpt2")) is None
+    dynamic = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    assert LlamaStack.of(tiny.model(rope_parameters=dynamic)) is None
+    checkpointed = tiny.model()
+    passes.checkpointing.turn_on(checkpointed)
+    assert LlamaStack.of(checkpointed) is None
+    of_another = tiny.model()
+    of_another.base_model.layers[0].mlp.more = nn.Linear(2, 2)
+    assert LlamaStack.of(of_another) is None
+    foreign = tiny.model()
+    foreign.model.__class__ = type("Remote", (type(foreign.model),), {})
+    assert LlamaStack.of(foreign) is None
+
+
+def test_layers_written_out_follow_the_adapters_that_are_put_in_later():
+    def log_probs(forward: Passes) -> Tensor:
+        return torch.cat([one.log_probs for one in forward.token_scores(GROUPS, 0.7)])
+
+    model = tiny.model()
+    held = Adapters(PackedPasses(model, CHUNK))
+    base = log_probs(held.passes)
+    plan = adapters.plan(model, "grpo", 3, 6.0, "all-linear", "all")
+    for name in ("one", "two"):
+        held.add_fresh(name, plan, seed=0)
+        with torch.no_grad():
+            for factor in held.factors(name).values():
+                factor.add_(0.1)
+        assert not torch.equal(log_probs(held.passes), base)
+        torch.testing.assert_close(log_probs(held.passes), log_probs(PaddedPasses(model)), rtol=1e-5, atol=1e-5)
+        held.use(None)
+        assert torch.equal(log_probs(held.passes), base)
 
 
 def test_a_model_that_fails_in_packed_rows_gets_padded_rows(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
