@@ -32,21 +32,19 @@ def process(command: list[str], job: dict[str, Any], scratch: Path) -> dict[str,
     """What a process says of a job on its last line of stdout; None where it was stopped for its memory."""
     path = scratch / "job.json"
     path.write_text(json.dumps({**job, "scratch": str(scratch / "trl")}), encoding="utf-8")
-    log = scratch / "stderr"
-    with log.open("wb") as stderr:
-        variables = {**os.environ, **environment(job["threads"]), "PYTHONPATH": str(ROOT)}
-        started = subprocess.Popen([*command, str(path)], stdout=subprocess.PIPE, stderr=stderr, env=variables, cwd=ROOT)
+    out, log = scratch / "stdout", scratch / "stderr"
+    variables = {**os.environ, **environment(job["threads"]), "PYTHONPATH": str(ROOT)}
+    with out.open("wb") as stdout, log.open("wb") as stderr:
+        started = subprocess.Popen([*command, str(path)], stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=variables, cwd=ROOT)
         while started.poll() is None:
             time.sleep(0.05)
             if resident(started.pid) > TRL_FITS * total_memory():
                 started.kill()
                 started.wait()
                 return None
-    assert started.stdout is not None
-    lines = started.stdout.read().decode().splitlines()
     if started.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{log.read_text(encoding='utf-8')[-2000:]}")
-    return json.loads(lines[-1])
+    return json.loads(out.read_text(encoding="utf-8").splitlines()[-1])
 
 
 def resident(pid: int) -> int:

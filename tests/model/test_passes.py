@@ -101,9 +101,11 @@ GROUPS = [
 ]
 
 
-def gradients(kind: str, way: str, groups: Sequence[Completed], checkpointing: bool = False) -> dict[str, Tensor]:
+def gradients(
+    kind: str, way: str, groups: Sequence[Completed], checkpointing: bool = False, precision: torch.dtype = torch.float32
+) -> dict[str, Tensor]:
     """Gradients of all adapter factors, through log-probabilities and last states, and the loss itself."""
-    model = tiny.model(kind)
+    model = tiny.model(kind).to(precision)
     if checkpointing:
         passes.checkpointing.turn_on(model)
     held = Adapters(WAYS[way](model))
@@ -130,6 +132,15 @@ def test_packed_gradients_are_the_padded_ones(kind: str, packing: str):
     assert scale > 1
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name] / scale, gradient / scale, rtol=1e-5, atol=1e-5)
+
+
+@every_packing
+@pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
+def test_packed_gradients_in_half_precision_are_the_padded_ones_to_its_rounding(kind: str, packing: str):
+    expected, found = (gradients(kind, way, GROUPS, precision=torch.bfloat16) for way in ("padded", packing))
+    for name, gradient in expected.items():
+        assert found[name].dtype == torch.float32
+        assert float((found[name] - gradient).norm()) < 0.05 * float(gradient.norm()), name
 
 
 @both_ways
