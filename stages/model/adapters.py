@@ -83,10 +83,13 @@ class Adapters:
         self._tuner: LoraModel | None = None
         self._layers: list[BaseTunerLayer] = []
         self._factors: dict[str, dict[str, nn.Parameter]] = {}
+        self._trained: set[str] = set()
 
     def add_fresh(self, name: str, plan: Plan, seed: int) -> dict[str, nn.Parameter]:
         """Adds an adapter at its start and returns its trainable factors by their file names, in the model's order."""
         parameters = self._add(name, plan)
+        self._trained.add(name)
+        self._require_gradients()
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for file_name, parameter in parameters.items():
@@ -104,6 +107,7 @@ class Adapters:
         if foreign:
             raise TrainingError(f"adapter {name}: the model has no linear module {', '.join(foreign[:3])} in its layers")
         parameters = self._add(name, Plan(rank, alpha, [], [], sorted(found)))
+        self._require_gradients()
         with torch.no_grad():
             for file_name, parameter in parameters.items():
                 value = torch.from_numpy(tensors[file_name])
@@ -159,10 +163,13 @@ class Adapters:
                 module.note(name)
         self.passes.renew()
         self._factors[name] = parameters
-        for factors in self._factors.values():
-            for factor in factors.values():
-                factor.requires_grad_()  # PEFT leaves it to those of one adapter; the others are in no pass, and get none
         return parameters
+
+    def _require_gradients(self) -> None:
+        """Of the factors that were fresh here, and of no others; PEFT leaves it to those that were added last."""
+        for name, factors in self._factors.items():
+            for factor in factors.values():
+                factor.requires_grad_(name in self._trained)
 
 
 def to_numpy(parameters: Mapping[str, Tensor]) -> dict[str, NDArray[np.float32]]:

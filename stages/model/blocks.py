@@ -14,7 +14,7 @@ from torch import Tensor
 from stages.model.attention import Rule
 from stages.model.kernels import Attended, Block, Gradients, additive, attend, attend_backward, merge
 
-SHORT = 128
+SHORT_TOKENS = 128
 """Tokens of a row that is one block, at most."""
 
 
@@ -34,8 +34,10 @@ class Span(NamedTuple):
 class PackedRow:
     """Groups one after the other, each its prompt once and then its branches, whose positions go on where the prompt's end."""
 
-    def __init__(self, prompts: Sequence[int], branches: Sequence[Sequence[int]], device: torch.device, short: int = SHORT) -> None:
-        """Of each group the tokens of its prompt, and those of its branches; no branch is empty. Up to `short` tokens are one block."""
+    def __init__(
+        self, prompts: Sequence[int], branches: Sequence[Sequence[int]], device: torch.device, short_tokens: int = SHORT_TOKENS
+    ) -> None:
+        """Of each group the tokens of its prompt, and those of its branches; no branch is empty. Up to `short_tokens` are one block."""
         lengths = [length for group in branches for length in group]
         self._shape = len(lengths), max(lengths, default=0)
         self._even = len(prompts) == 1 and len(set(lengths)) == 1
@@ -67,7 +69,7 @@ class PackedRow:
         real = [place < length for length in lengths for place in range(self._shape[1])]
         self._real = torch.tensor(real, dtype=torch.bool, device=device)
         """Which of them are no padding."""
-        self.is_short = len(positions) <= short
+        self.is_short = len(positions) <= short_tokens
         self._masks: dict[int | None, Tensor] = {}
         self._owners = torch.tensor(owners, device=device)
         """Of every token its group, and which of its branches it is in, 0 in the prompt [2, N]."""
@@ -204,7 +206,7 @@ class _WholeAttention(torch.autograd.Function):
         found = attend(_whole(packed, rule, query[None], keys, values))
         if rule.sinks is not None:
             found = _with_sinks(found, rule.sinks[:, None])
-        ctx.packed, ctx.rule, ctx.groups = packed, rule, len(key)
+        ctx.packed, ctx.rule, ctx.kv_heads = packed, rule, len(key)
         ctx.save_for_backward(query[None], keys, values, *found)
         return tokens_first(found.out)
 
@@ -212,7 +214,7 @@ class _WholeAttention(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
         query, keys, values, out, lse = ctx.saved_tensors
         found = attend_backward(_whole(ctx.packed, ctx.rule, query, keys, values), out, lse, heads_first(gradients[0]))
-        narrow = (one if one.shape[1] == ctx.groups else one.unflatten(1, (ctx.groups, -1)).sum(2) for one in (found.key, found.value))
+        narrow = (one if one.shape[1] == ctx.kv_heads else one.unflatten(1, (ctx.kv_heads, -1)).sum(2) for one in (found.key, found.value))
         return found.query[0], *(one[0] for one in narrow), None, None
 
 
@@ -279,8 +281,8 @@ def _back_by_blocks(blocks: _Blocks, out: Tensor, lse: Tensor, upstream: Tensor)
 class Prefill(PackedRow):
     """Prompts alone, whose keys and values are kept by layer, for the branches to come."""
 
-    def __init__(self, prompts: Sequence[int], device: torch.device, short: int = SHORT) -> None:
-        super().__init__(prompts, [()] * len(prompts), device, short)
+    def __init__(self, prompts: Sequence[int], device: torch.device, short_tokens: int = SHORT_TOKENS) -> None:
+        super().__init__(prompts, [()] * len(prompts), device, short_tokens)
         self.kept: dict[int, list[tuple[Tensor, Tensor]]] = {}
         """By layer, of each prompt its keys and values [K, P, D]."""
         self.rules: dict[int, Rule] = {}
@@ -289,5 +291,6 @@ class Prefill(PackedRow):
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         """Outputs [N, A, D]; see Layout."""
         self.rules[layer] = rule
-        self.kept[layer] = [(key[:, span.prompt], value[:, span.prompt]) for span in self.spans]
+        # copies: a view would hold what it was cut from, queries of all layers among it
+        self.kept[layer] = [(key[:, span.prompt].clone(), value[:, span.prompt].clone()) for span in self.spans]
         return super().attend(layer, query, key, value, rule)

@@ -10,10 +10,10 @@ from stages.core.errors import DeviceError
 from stages.core.progress import say
 from stages.core.settings.runtime import Runtime
 
-LOAD = Path("/proc/loadavg")
-"""Its fourth field counts the threads that want a CPU at this moment."""
-SAMPLES, BETWEEN = 4, 0.02
-"""How often it is read, and the seconds between: what computes wants one every time."""
+LOAD, THREADS = Path("/proc/loadavg"), Path("/proc/self/task")
+"""The fourth field of the one counts the system's threads that want a CPU at this moment; the other has a folder for each of ours."""
+SAMPLES, SECONDS_BETWEEN = 4, 0.02
+"""How often they are read: what computes wants a CPU every time."""
 
 
 def processors() -> int:
@@ -21,15 +21,19 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def others() -> int:
-    """Threads of other processes that keep computing, of all that the system tells of; 0 where it tells of none."""
+def count_competing_threads() -> int:
+    """Threads of other processes that keep computing; 0 where the system does not tell, or this process has CPUs of its own."""
+    if processors() != os.cpu_count():
+        return 0
     counts = []
     for _ in range(SAMPLES):
         try:
-            counts.append(int(LOAD.read_text(encoding="ascii").split()[3].split("/")[0]) - 1)  # less this one
+            wanting = int(LOAD.read_text(encoding="ascii").split()[3].split("/")[0])
+            ours = sum((thread / "stat").read_text().rpartition(")")[2].split()[0] == "R" for thread in THREADS.iterdir())
         except (OSError, ValueError, IndexError):
             return 0
-        time.sleep(BETWEEN)
+        counts.append(wanting - ours)
+        time.sleep(SECONDS_BETWEEN)
     return max(0, min(counts))
 
 
@@ -40,7 +44,7 @@ def set_threads(runtime: Runtime) -> None:
     threads, available = torch.get_num_threads(), processors()
     if threads > available:
         say(f"runtime.threads: {threads} threads on {available} CPUs take many times as long; lower it")
-    elif threads > 1 and threads + (busy := others()) > available:
+    elif threads > 1 and threads + (busy := count_competing_threads()) > available:
         say(
             f"runtime.threads: {threads} threads beside {busy} of other processes on {available} CPUs wait for each other and can take "
             "many times as long; lower it, or end the others"

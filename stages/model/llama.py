@@ -2,12 +2,15 @@
 
 The same products as transformers' modules make, in a third of the calls, with gradients that keep less. In a decode step, between
 weights that pass through all caches, every small operation costs 10 to 20 microseconds, and the modules make some hundred in a layer.
+
+N tokens of the row, H their hidden width, A heads, K heads of keys and values, D width of a head.
 """
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, silu
 from transformers import PreTrainedModel
@@ -16,7 +19,6 @@ from transformers.activations import SiLUActivation
 from stages.model import attention
 from stages.model.attention import Layout, Rule
 from stages.model.blocks import Prefill
-from stages.model.layers import stack
 from stages.model.lora import LoraLinear
 
 KINDS = {"llama", "mistral", "qwen2", "qwen3", "smollm3"}
@@ -74,7 +76,7 @@ class Layer(NamedTuple):
     rotates: bool
     """Whether queries and keys are turned by their positions; SmolLM3 leaves it out in some layers."""
     rule: Rule
-    out: Projection
+    output: Projection
     before_mlp: Norm
     gate: Projection
     activation: Callable[[Tensor], Tensor]
@@ -96,7 +98,7 @@ class LlamaStack:
         for name, parts in PARTS.items():
             if name not in modules or {child for child, _ in modules[name].named_children()} - HEAD_NORMS != parts:
                 return None
-        if getattr(modules["rotary_emb"], "rope_type", None) not in ROTATIONS or any("forward" in vars(one) for one in stack(model)):
+        if getattr(modules["rotary_emb"], "rope_type", None) not in ROTATIONS or not _is_plain(backbone):
             return None
         return cls(model)
 
@@ -115,11 +117,12 @@ class LlamaStack:
     def renew(self) -> None:
         """To be called when adapters were put into the model."""
         self._layers = [self._layer(number, layer) for number, layer in enumerate(self._backbone.layers)]
+        self._last = _norm(self._backbone.norm)
 
     def run(self, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
         """Hidden states after the final norm [N, H] of a row of tokens at their positions, int64 [N] each."""
         hidden = embedding(tokens, self._embeddings)
-        cosine, sine = self._angles(positions)
+        cosine, sine = self._angles(positions, tokens.device)
         shape = (hidden.shape[0], -1, self._width)
         for number, layer in enumerate(self._layers):
             normed = layer.before_attention.of(hidden)
@@ -132,19 +135,19 @@ class LlamaStack:
             if layer.rotates:
                 turned = _turned(torch.cat([query, key], 1), cosine, sine)
                 query, key = turned[:, :heads], turned[:, heads:]
-            seen = layout.attend(number, query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), layer.rule)
-            hidden = hidden + layer.out.of(seen.flatten(1))
+            read = layout.attend(number, query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), layer.rule)
+            hidden = hidden + layer.output.of(read.flatten(1))
             normed = layer.before_mlp.of(hidden)
             hidden = hidden + layer.down.of(layer.activation(layer.gate.of(normed)) * layer.up.of(normed))
-        return _norm(self._backbone.norm).of(hidden)
+        return self._last.of(hidden)
 
-    def _angles(self, positions: Tensor) -> Tensor:
+    def _angles(self, positions: Tensor, device: torch.device) -> Tensor:
         """Cosines of positions [N], and sines with the sign of their half: [2, N, 1, D]. Kept of all up to the highest so far."""
         if (most := int(positions.max())) >= self._table.shape[1]:
-            cosine, sine = self._backbone.rotary_emb(self._embeddings, torch.arange(2 * most + 1, device=positions.device)[None])
+            cosine, sine = self._backbone.rotary_emb(self._embeddings, torch.arange(2 * most + 1, device=device)[None])
             half = self._width // 2
             self._table = torch.stack([cosine[0], torch.cat([-sine[0, :, :half], sine[0, :, half:]], -1)])[:, :, None]
-        return self._table.index_select(1, positions)
+        return self._table.index_select(1, positions.to(device))
 
     def _layer(self, number: int, layer: Any) -> Layer:
         attends, mlp = layer.self_attn, layer.mlp
@@ -157,7 +160,7 @@ class LlamaStack:
             key_norm=_norm(attends.k_norm) if hasattr(attends, "k_norm") else None,
             rotates=bool(getattr(attends, "use_rope", True)),
             rule=self._rules[number],
-            out=_projection(attends.o_proj),
+            output=_projection(attends.o_proj),
             before_mlp=_norm(layer.post_attention_layernorm),
             gate=_projection(mlp.gate_proj),
             activation=silu if isinstance(mlp.act_fn, nn.SiLU | SiLUActivation) else mlp.act_fn,
@@ -166,8 +169,15 @@ class LlamaStack:
         )
 
 
+def _is_plain(backbone: nn.Module) -> bool:
+    """Whether all is frozen, and no module's call was replaced or is listened to: both would be passed by."""
+    frozen = not any(parameter.requires_grad for parameter in backbone.parameters())
+    return frozen and not any("forward" in vars(one) or one._forward_hooks or one._forward_pre_hooks for one in backbone.modules())
+
+
 def _projection(module: Any) -> Projection:
     plain, adapted = (module.base_layer, module) if isinstance(module, LoraLinear) else (module, None)
+    assert isinstance(plain, nn.Linear) and not isinstance(plain, BaseTunerLayer), f"{type(module).__name__} would be passed by"
     return Projection(plain.weight, plain.bias, adapted)
 
 

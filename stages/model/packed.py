@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from stages.model import attention
 from stages.model.attention import Layout
-from stages.model.blocks import SHORT, PackedRow, Prefill
-from stages.model.decoding import COPIED, decoding
+from stages.model.blocks import SHORT_TOKENS, PackedRow, Prefill
+from stages.model.decoding import COPIED_TOKENS, Branches, lay_out
 from stages.model.groups import Completed, TokenScores
 from stages.model.llama import LlamaStack
 from stages.model.vocabulary import Picked, Vocabulary
@@ -25,11 +25,17 @@ TOKENS = 1024
 class PackedPasses:
     """A model whose attention goes by branches."""
 
-    def __init__(self, model: PreTrainedModel, chunk: int, written_out: bool = True) -> None:
-        """`chunk` is how many rows of logits are held at once; layers are `written_out` where they can be."""
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        chunk: int,
+        written_out: bool = True,
+        short_tokens: int = SHORT_TOKENS,
+        copied_tokens: int = COPIED_TOKENS,
+    ) -> None:
+        """`chunk` is how many rows of logits are held at once; layers are `written_out` where they can be; see the two limits."""
         self.model = model
-        self.short, self.copied = SHORT, COPIED
-        """Up to how many tokens a row is one block, and prompts are copied for their branches."""
+        self.short_tokens, self.copied_tokens = short_tokens, copied_tokens
         self._chunk = chunk
         self._vocabulary = Vocabulary(model)
         self.stack = LlamaStack.of(model) if written_out else None
@@ -37,7 +43,7 @@ class PackedPasses:
 
     @property
     def layers(self) -> str:
-        """What computes them."""
+        """Which code computes the layers, for the line at load."""
         return "by transformers' modules" if self.stack is None else "written out"
 
     def fits(self, groups: Sequence[Completed]) -> bool:
@@ -76,7 +82,7 @@ class PackedPasses:
 
     def _hidden(self, groups: Sequence[Completed]) -> tuple[PackedRow, Tensor]:
         lengths = [[len(completion) for completion in group.completions] for group in groups]
-        packed = PackedRow([len(group.prompt) for group in groups], lengths, self.model.device, self.short)
+        packed = PackedRow([len(group.prompt) for group in groups], lengths, self.model.device, self.short_tokens)
         row = [token for group in groups for part in (group.prompt, *group.completions) for token in part]
         return packed, self.run(row, packed.positions, packed)
 
@@ -88,12 +94,11 @@ class PackedPasses:
     def run(self, row: Sequence[int] | Tensor, positions: Tensor, layout: Layout) -> Tensor:
         """Hidden states [N, H] of a row of tokens after the final norm."""
         ids = torch.as_tensor(row, device=self.model.device)
-        positions = positions.to(ids.device)
         if self.stack is not None:
             return self.stack.run(ids, positions, layout)
         backbone: nn.Module = self.model.base_model
         with attention.laid_out(self.model.config, layout):
-            output: Any = backbone(input_ids=ids[None], position_ids=positions[None], use_cache=False)
+            output: Any = backbone(input_ids=ids[None], position_ids=positions[None].to(ids.device), use_cache=False)
         return output.last_hidden_state[0]
 
 
@@ -103,20 +108,23 @@ class PackedDecoder:
     def __init__(self, passes: PackedPasses, vocabulary: Vocabulary, prompts: Sequence[Sequence[int]], group: int, limit: int) -> None:
         self._passes, self._vocabulary = passes, vocabulary
         device = passes.model.device
-        prefill = Prefill([len(prompt) for prompt in prompts], device, passes.short)
+        prefill = Prefill([len(prompt) for prompt in prompts], device, passes.short_tokens)
         row = torch.tensor([token for prompt in prompts for token in prompt], device=device)
         hidden = passes.run(row, prefill.positions, prefill)
         last = torch.tensor([span.prompt.stop - 1 for span in prefill.spans], device=device)
-        self._layout = decoding(prefill, group, limit, passes.copied)
+        self._branches = Branches(prefill, group)
+        self._layout = lay_out(prefill, self._branches, limit, passes.copied_tokens)
         self.logits = vocabulary.logits(hidden[last]).T.repeat_interleave(group, 0)
         """float32 [R, V], of each live branch's next token."""
 
     def keep(self, rows: Tensor) -> None:
         """Goes on with these branches alone [R]; their logits are to be read before."""
+        self._branches.keep(rows)
         self._layout.keep(rows)
 
     def step(self, tokens: Tensor) -> None:
         """Appends a token to each live branch [R]; `logits` are then of the one after it."""
-        hidden = self._passes.run(tokens, self._layout.positions(), self._layout)
+        hidden = self._passes.run(tokens, self._branches.positions(), self._layout)
+        self._branches.step += 1
         self._layout.advance()
         self.logits = self._vocabulary.logits(hidden).T.contiguous()

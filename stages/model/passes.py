@@ -47,28 +47,35 @@ class Passes(Protocol):
 
 
 def choose(model: PreTrainedModel, runtime: Runtime) -> Passes:
-    """The passes of a frozen model without adapters, and says which; numbers differ between the two by rounding alone."""
+    """The passes of a frozen model without adapters, and says which; their numbers differ by rounding alone."""
     if runtime.activation_checkpointing:
         checkpointing.turn_on(model)
     padded = PaddedPasses(model)
     with torch.random.fork_rng(devices=[]):
         reason = unsuitable(model)
         if reason is None:
-            expected = _probe(padded)
-            for written_out in (True, False):
-                try:
-                    packed = PackedPasses(model, runtime.logits_chunk, written_out)
-                    found = _probe(packed)
-                    packed.short, packed.copied, limits = 0, 0, (packed.short, packed.copied)  # what longer rows and prompts get
-                    reason = _difference(found, expected, model.dtype) or _difference(_probe(packed), expected, model.dtype)
-                    packed.short, packed.copied = limits
-                except (BaseError, RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
-                    reason = f"packed ones fail ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
-                if reason is None:
-                    say(f"passes: packed rows, each group's prompt computed once, layers {packed.layers}")
-                    return packed
+            packed, reason = _checked(model, runtime.logits_chunk, padded, written_out=True)
+            if reason and packed and packed.stack:
+                say(f"passes: layers are left to transformers' modules, since {reason}")
+                packed, reason = _checked(model, runtime.logits_chunk, padded, written_out=False)
+            if packed and reason is None:
+                say(f"passes: packed rows, each group's prompt computed once, layers {packed.layers}")
+                return packed
     say(f"passes: padded rows, one per completion, since {reason}")
     return padded
+
+
+def _checked(model: PreTrainedModel, chunk: int, padded: PaddedPasses, written_out: bool) -> tuple[PackedPasses | None, str | None]:
+    """Packed passes, None where they cannot be made, and what is wrong with their numbers, in short rows and as long ones are computed."""
+    packed = None
+    try:
+        expected = _probe(padded)
+        packed = PackedPasses(model, chunk, written_out)
+        as_long = PackedPasses(model, chunk, written_out, short_tokens=0, copied_tokens=0)
+        reasons = (_difference(_probe(one), expected, model.dtype) for one in (packed, as_long))
+        return packed, next((reason for reason in reasons if reason), None)
+    except (BaseError, RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+        return packed, f"packed ones fail ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
 
 
 def unsuitable(model: PreTrainedModel) -> str | None:

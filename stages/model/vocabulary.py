@@ -52,14 +52,16 @@ class Vocabulary:
 
 
 def tall_product(weight: Tensor, states: Tensor) -> Tensor:
-    """weight [V, H] times states [R, H], as [V, R], block by block: a quarter faster than one product, with many rows or few."""
+    """weight [V, H] times states [R, H], as [V, R]; on the CPU block by block, which is faster than one product for tens of rows."""
     count = len(weight) // BLOCK
-    if count < 2:
+    if count < 2 or weight.device.type != "cpu":
         return weight @ states.T
-    blocks = weight[: count * BLOCK].view(count, BLOCK, -1)
-    found = torch.bmm(blocks, states.T.expand(count, -1, -1)).view(count * BLOCK, -1)
-    rest = weight[count * BLOCK :]
-    return torch.cat([found, rest @ states.T]) if len(rest) else found
+    end = count * BLOCK
+    found = weight.new_empty(len(weight), len(states))
+    torch.bmm(weight[:end].view(count, BLOCK, -1), states.T.expand(count, -1, -1), out=found[:end].view(count, BLOCK, -1))
+    if end < len(weight):
+        torch.mm(weight[end:], states.T, out=found[end:])
+    return found
 
 
 class _TokenScores(torch.autograd.Function):

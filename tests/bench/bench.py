@@ -20,7 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.bench import jobs, toy
-from tests.bench.processes import TRL_FITS, ours, tell, total_memory, trl
+from tests.bench.processes import MEMORY_SHARE, ours, tell, total_memory, trl
 
 COLUMNS = (
     "prompt, group, new tokens",
@@ -59,14 +59,16 @@ def main() -> None:
         checkpoint = smollm2(Path(scratch) / "checkpoint")
         for threads in given.threads:
             print(f"\n{threads} thread{'s' if threads > 1 else ''}, float32, SmolLM2-135M-Instruct, {machine()}\n")
+            own = Path(scratch) / f"threads{threads}"
+            own.mkdir()
             if given.shapes:
-                compare_grpo(given, checkpoint, Path(scratch), threads)
+                compare_grpo(given, checkpoint, own, threads)
             if given.pairs:
-                compare_reward(given, checkpoint, Path(scratch), threads)
+                compare_reward(given, checkpoint, own, threads)
             if given.toy:
-                toy.compare(given.trl, Path(scratch), threads, given.repeats)
+                toy.compare(given.trl, own, threads, given.repeats)
             if given.growth:
-                growth(checkpoint, Path(scratch), threads)
+                growth(checkpoint, own, threads)
 
 
 def compare_grpo(given: argparse.Namespace, checkpoint: Path, scratch: Path, threads: int) -> None:
@@ -86,7 +88,7 @@ def compare_grpo(given: argparse.Namespace, checkpoint: Path, scratch: Path, thr
         ratio = median(step / floor for one in found["ours"] if one for step, floor in steps_and_floors(one))
         cells = [f"{mine.seconds:.1f}", f"{floors:.1f}", f"{ratio:.2f}", f"{group * new / mine.seconds:.0f}", f"{mine.gigabytes:.2f}"]
         if found["trl"][-1] is None:
-            row = [shape, "does not fit", cells[0], "", *cells[1:4], f"over {TRL_FITS:.0%} of memory", cells[4], ""]
+            row = [shape, "does not fit", cells[0], "", *cells[1:4], f"over {MEMORY_SHARE:.0%} of memory", cells[4], ""]
         else:
             theirs = measured(found["trl"])
             row = [
@@ -136,7 +138,7 @@ def growth(checkpoint: Path, scratch: Path, threads: int) -> None:
     print("\n| vocabulary (256, 8, 32) | s/step |\n|---|---|")
     sizes, seconds = [], []
     for times in (1, 2, 4):
-        wide, size = widened(checkpoint, times, scratch / f"wide{times}")
+        wide, size = with_repeated_vocabulary(checkpoint, times, scratch / f"vocabulary{times}")
         sizes.append(size)
         seconds.append(one_step(wide, scratch, 256, 8, 32, threads))
         print(f"| {size} | {seconds[-1]:.1f} |", flush=True)
@@ -152,7 +154,7 @@ def one_step(checkpoint: Path, scratch: Path, prompt: int, group: int, new: int,
     return min(found["step_seconds"][1:])
 
 
-def widened(checkpoint: Path, times: int, folder: Path) -> tuple[Path, int]:
+def with_repeated_vocabulary(checkpoint: Path, times: int, folder: Path) -> tuple[Path, int]:
     """The same model with its vocabulary repeated, and how many rows it has."""
     shutil.copytree(checkpoint, folder)
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
+from stages.model.vocabulary import tall_product
+
 
 class Shape(NamedTuple):
     """One group: tokens of the prompt, completions, tokens of each."""
@@ -74,7 +76,7 @@ def _linears_back(model: PreTrainedModel, rows: int) -> None:
 def _vocabulary(model: PreTrainedModel, rows: int) -> None:
     weight = model.get_output_embeddings().weight
     for start in range(0, rows, 64):  # all at once would be another 75 MB to write
-        torch.mm(weight, _numbers(min(64, rows - start), weight.shape[1]).T)
+        tall_product(weight, _numbers(min(64, rows - start), weight.shape[1]))
 
 
 def _vocabulary_back(model: PreTrainedModel, rows: int) -> None:

@@ -48,10 +48,10 @@ class Clock:
 
 
 def main(job: dict[str, Any]) -> None:
-    runtime = Runtime(device="cpu", threads=job["threads"], logits_chunk=job.get("logits_chunk", 128), activation_checkpointing=False)
+    runtime = Runtime(device="cpu", threads=job["threads"], logits_chunk=128, activation_checkpointing=job.get("checkpointing", False))
     torch.set_num_threads(job["threads"])
     model = AutoModelForCausalLM.from_pretrained(job["checkpoint"], dtype=torch.float32).eval().requires_grad_(False)
-    gc.freeze()  # as a stage does
+    gc.freeze()  # as a stage does with what its imports made
     run = reward if "pairs" in job else sampling if "prompt_ids" in job else grpo
     found = run(job, model, runtime)
     sys.stdout.write(json.dumps(found) + "\n")
@@ -87,13 +87,15 @@ def grpo(job: dict[str, Any], model: PreTrainedModel, runtime: Runtime) -> dict[
     shape = floor.Shape(len(ids[0]), job["group"], job["new_tokens"])
     clock: Any = Clock((lambda: sum(floor.measure(model, shape))) if job["floor"] else None)
 
-    class Timed(Adapters):
-        def add_fresh(self, *arguments: Any) -> Any:
-            found = super().add_fresh(*arguments)
-            clock.begin()  # TRL too has its adapters before train() is called
-            return found
+    adapted = Adapters(passes.choose(model, runtime))
+    put_in = adapted.add_fresh
 
-    adapted = Timed(passes.choose(model, runtime))
+    def begin(*arguments: Any) -> Any:
+        found = put_in(*arguments)
+        clock.begin()  # TRL too has its adapters before train() is called
+        return found
+
+    adapted.add_fresh = begin  # type: ignore[method-assign]
     grpo_loop.fit(adapted, plan, Scorer(adapted, None), prompts, ends, settings, clock)
     return measured(clock.start) | {"step_seconds": clock.seconds, "floor_seconds": clock.beside}
 

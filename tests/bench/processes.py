@@ -10,8 +10,8 @@ from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-TRL_FITS = 0.85
-"""The share of the machine's memory that TRL may take before it is stopped and said not to fit."""
+MEMORY_SHARE = 0.85
+"""Of the machine's memory, what a side may take before it is stopped and said not to fit."""
 
 
 def ours(job: dict[str, Any], scratch: Path) -> dict[str, Any] | None:
@@ -38,7 +38,7 @@ def process(command: list[str], job: dict[str, Any], scratch: Path) -> dict[str,
         started = subprocess.Popen([*command, str(path)], stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=variables, cwd=ROOT)
         while started.poll() is None:
             time.sleep(0.05)
-            if resident(started.pid) > TRL_FITS * total_memory():
+            if resident(started.pid) > MEMORY_SHARE * total_memory():
                 started.kill()
                 started.wait()
                 return None

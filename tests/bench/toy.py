@@ -29,7 +29,12 @@ SETTINGS = {
     "grpo.accumulation": 1,
     "grpo.max_new_tokens": NEW_TOKENS,
     "grpo.empty_completions": "score",
+    "grpo.temperature": 0.9,
+    "grpo.top_p": 0.95,
+    "grpo.beta": 0.04,
+    "grpo.learning_rate": 0.005,
 }
+"""Of our stage; the loops take the same."""
 
 
 def compare(trl: Path, scratch: Path, threads: int, repeats: int) -> None:
@@ -48,10 +53,7 @@ def compare(trl: Path, scratch: Path, threads: int, repeats: int) -> None:
         "new_tokens": NEW_TOKENS,
         "steps": PROMPTS * ITERATIONS,
         "threads": threads,
-        "temperature": 0.9,
-        "top_p": 0.95,
-        "beta": 0.04,
-        "learning_rate": 0.005,
+        **{key: SETTINGS[f"grpo.{key}"] for key in ("temperature", "top_p", "beta", "learning_rate")},
         "end_token": None,
         "floor": False,
     }
@@ -67,8 +69,9 @@ def compare(trl: Path, scratch: Path, threads: int, repeats: int) -> None:
             begun = time.perf_counter()
             found = run()
             whole[name].append(time.perf_counter() - begun)
-            loops[name].append(found["train_seconds"] if found else 0.0)
-            tell(f"toy threads {threads} repeat {repeat + 1}/{repeats} {name}: {whole[name][-1]:.2f} s, its loop {loops[name][-1]:.2f} s")
+            if name != "our stage":
+                loops[name].append(found["train_seconds"])
+            tell(f"toy threads {threads} repeat {repeat + 1}/{repeats} {name}: {whole[name][-1]:.2f} s, of loops {loops[name][-1:]}")
     loop, train = median(loops["our loop"]), median(loops["TRL"])
     process, script = median(whole["our stage"]), median(whole["TRL"])
     print(f"\nThe toy, {PROMPTS} prompts, group {GROUP}, cap {NEW_TOKENS}, {job['steps']} steps:")

@@ -524,13 +524,10 @@ def test_reward_sums_are_kept_apart_from_the_reference_and_the_policy():
     assert scored.run.steps == written.run.steps
 
 
-@pytest.mark.parametrize("limits", [(128, 1024), (0, 0)])
-def test_three_steps_in_packed_rows_are_those_in_padded_rows(limits: tuple[int, int]):
+@pytest.mark.parametrize("limits", [{}, {"short_tokens": 0, "copied_tokens": 0}])
+def test_three_steps_in_packed_rows_are_those_in_padded_rows(limits: dict[str, int]):
     def limited(model: PreTrainedModel) -> Passes:
-        found = tiny.forward(model)
-        assert isinstance(found, PackedPasses)
-        found.short, found.copied = limits
-        return found
+        return PackedPasses(model, tiny.RUNTIME.logits_chunk, **limits)
 
     every = runs.fitting_prompts()
     prompts = every._replace(ids=every.ids[:3], indexes=[0, 1, 2])  # draws of which some end, so that there is something to learn

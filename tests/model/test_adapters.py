@@ -285,7 +285,7 @@ def test_a_layer_computes_what_pefts_own_does(dtype: torch.dtype, shape: tuple[i
     train(held.add_fresh("policy", planned(model, ["q_proj"]), seed=0))
     layer = model.model.layers[0].self_attn.q_proj
     assert isinstance(layer, LoraLinear)
-    states = torch.randn(*shape, layer.in_features, dtype=dtype)
+    states = torch.randn(*shape, layer.in_features, generator=torch.Generator().manual_seed(2)).to(dtype)
     assert layer(states).dtype == dtype
     torch.testing.assert_close(layer(states), Linear.forward(layer, states), rtol=1e-6, atol=1e-6)
     held.use(None)

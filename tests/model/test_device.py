@@ -1,6 +1,7 @@
 """The device and the threads of a stage."""
 
 import dataclasses
+import os
 import subprocess
 import sys
 import time
@@ -46,7 +47,8 @@ def test_a_device_that_this_machine_does_not_have_is_refused_in_one_line_that_na
     assert line.endswith("; set runtime.device=cpu")
 
 
-def test_more_threads_than_processors_are_said(capsys: pytest.CaptureFixture[str]):
+def test_more_threads_than_processors_are_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(device, "count_competing_threads", lambda: 0)
     available = device.processors()
     device.prepare(runtime("cpu", available))
     assert "lower it" not in capsys.readouterr().err
@@ -59,7 +61,7 @@ def test_threads_that_others_compete_with_are_said_and_one_thread_never_is(
 ):
     monkeypatch.setattr(device, "processors", lambda: 4)
     for threads, busy, warned in ((3, 1, False), (3, 2, True), (1, 9, False), (4, 0, False), (4, 1, True)):
-        monkeypatch.setattr(device, "others", lambda busy=busy: busy)
+        monkeypatch.setattr(device, "count_competing_threads", lambda busy=busy: busy)
         device.prepare(runtime("cpu", threads))
         line = f"runtime.threads: {threads} threads beside {busy} of other processes on 4 CPUs wait for each other"
         assert (line in capsys.readouterr().err) == warned
@@ -70,7 +72,7 @@ def test_a_process_that_computes_is_counted():
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
         try:
             time.sleep(0.5)  # until it computes
-            assert device.others() >= 1
+            assert device.count_competing_threads() >= 1
         finally:
             other.kill()
 
@@ -78,6 +80,24 @@ def test_a_process_that_computes_is_counted():
 @pytest.mark.parametrize("text", ["", "0.1 0.2 0.3", "0.1 0.2 0.3 x/9 7"])
 def test_where_the_system_tells_nothing_nobody_is_counted(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(device, "LOAD", tmp_path / "loadavg")
-    assert device.others() == 0
+    assert device.count_competing_threads() == 0
     device.LOAD.write_text(text)
-    assert device.others() == 0
+    assert device.count_competing_threads() == 0
+
+
+def test_what_computes_only_at_times_is_not_counted_and_our_own_threads_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(device, "LOAD", tmp_path / "loadavg")
+    monkeypatch.setattr(device, "THREADS", tmp_path / "task")
+    for number, state in enumerate("RRS"):
+        (tmp_path / "task" / str(number)).mkdir(parents=True)
+        (tmp_path / "task" / str(number) / "stat").write_text(f"{number} (a name) R) {state} 1 2")
+    at_times = iter([7, 4, 5, 9, 2, 2, 2, 2, 1, 1, 1, 1])
+    monkeypatch.setattr(device.time, "sleep", lambda _: device.LOAD.write_text(f"0.0 0.0 0.0 {next(at_times, 0)}/90 7"))
+    device.time.sleep(0)
+    assert [device.count_competing_threads() for _ in range(3)] == [2, 0, 0]
+
+
+def test_nobody_is_counted_where_this_process_has_cpus_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(device, "processors", lambda: (os.cpu_count() or 1) + 1)
+    monkeypatch.setattr(device, "LOAD", None)
+    assert device.count_competing_threads() == 0

@@ -77,3 +77,16 @@ def test_flash_is_taken_on_the_cpu_where_scores_are_not_capped():
     assert not kernels._takes_flash(block._replace(softcap=30.0))
     assert not kernels._takes_flash(block._replace(value=torch.zeros(1, 1, 2, 3)))
     assert not kernels._takes_flash(block._replace(query=query.to("meta")))
+
+
+@pytest.mark.parametrize("flash", [True, False])
+def test_half_precision_is_rounded_at_the_end(flash: bool, monkeypatch: pytest.MonkeyPatch):
+    if not flash:
+        monkeypatch.setattr(kernels, "_takes_flash", lambda _block: False)
+    query, key, value = (numbers(1, 2, 9, 16, seed=seed).bfloat16() for seed in (0, 1, 2))
+    block = Block(query, key, value, None, causal=False, scale=SCALE, softcap=None)
+    scores = query.double() @ key.double().mT * SCALE
+    found = attend(block)
+    torch.testing.assert_close(found.lse.double(), scores.logsumexp(-1), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.out.double(), torch.softmax(scores, -1) @ value.double(), rtol=0.01, atol=0.01)
+    assert merge(found, found).out.dtype == found.out.dtype == torch.bfloat16

@@ -9,8 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from stages.model import adapters, blocks, llama, padded, passes, vocabulary
+from stages.core.errors import BaseError
+from stages.model import adapters, blocks, decoding, llama, padded, passes, vocabulary
 from stages.model.adapters import Adapters
 from stages.model.groups import Completed, TokenScores
 from stages.model.llama import LlamaStack
@@ -26,9 +29,7 @@ CHUNK = 5
 
 def packed_in_blocks(model: PreTrainedModel, written_out: bool = True) -> PackedPasses:
     """What rows and prompts get that are longer than these."""
-    found = PackedPasses(model, CHUNK, written_out)
-    found.short = found.copied = 0
-    return found
+    return PackedPasses(model, CHUNK, written_out, short_tokens=0, copied_tokens=0)
 
 
 PACKINGS: dict[str, Callable[[PreTrainedModel], PackedPasses]] = {
@@ -134,8 +135,68 @@ def test_packed_gradients_are_the_padded_ones(kind: str, packing: str):
         torch.testing.assert_close(found[name] / scale, gradient / scale, rtol=1e-5, atol=1e-5)
 
 
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+WINDOW = {"use_sliding_window": True, "sliding_window": 6}
+LIKE_LLAMA: dict[str, tuple[str, dict[str, Any]]] = {
+    "biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "gelu": ("llama", {"hidden_act": "gelu"}),
+    "one head of keys": ("llama", {"num_key_value_heads": 1}),
+    "as many": ("llama", {"num_key_value_heads": 4}),
+    "wider heads": ("llama", {"head_dim": 16}),
+    "llama3": ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 10000.0, **LLAMA3}}),
+    "yarn": ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}}),
+    "linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}}),
+    "tied": ("llama", {"tie_word_embeddings": True}),
+    "mistral": ("mistral", {}),
+    "mistral without a window": ("mistral", {"sliding_window": None}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {**WINDOW, "layer_types": ["sliding_attention", "full_attention"], "attention_bias": True}),
+    "smollm3": ("smollm3", {**WINDOW, "layer_types": ["full_attention", "sliding_attention"], "mlp_bias": True, "attention_bias": True}),
+}
+LONG = [Completed(tokens(70, seed=1), [tokens(30, seed=2), tokens(1, seed=3), tokens(50, seed=4)]), GROUPS[1]]
+"""Longer than a short row."""
+
+
+@pytest.mark.parametrize("short_tokens", [0, 1000])
+@pytest.mark.parametrize("case", LIKE_LLAMA)
+def test_layers_written_out_are_transformers_in_every_variant(case: str, short_tokens: int, monkeypatch: pytest.MonkeyPatch):
+    kind, changes = LIKE_LLAMA[case]
+    build = tiny.model
+    monkeypatch.setattr(tiny, "model", lambda _kind: build(kind, **{"max_position_embeddings": 256, **changes}))
+    assert LlamaStack.of(tiny.model(kind)) is not None
+    monkeypatch.setitem(WAYS, "written", lambda model: PackedPasses(model, CHUNK, short_tokens=short_tokens))
+    expected, found = gradients(kind, "padded", LONG), gradients(kind, "written", LONG)
+    scale = max(float(gradient.abs().max()) for gradient in expected.values())
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name] / scale, gradient / scale, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_norm_is_transformers_with_its_gradient(dtype: torch.dtype):
+    theirs = LlamaRMSNorm(64, 1e-5).to(dtype).requires_grad_(False)
+    generator = torch.Generator().manual_seed(0)
+    theirs.weight.copy_(torch.randn(64, generator=generator))
+    states = (3 * torch.randn(5, 64, generator=generator)).to(dtype).requires_grad_()
+    upstream = torch.randn(5, 64, generator=generator).to(dtype)
+    ours = llama.Norm(theirs.weight, torch.tensor([1e-5]))
+    last = torch.finfo(dtype).eps
+    torch.testing.assert_close(ours.of(states), theirs(states), rtol=2 * last, atol=1e-7)
+    assert torch.equal(ours.of(states.detach()), ours.of(states))
+    (found,), (expected,) = (torch.autograd.grad(norm(states), states, upstream) for norm in (ours.of, theirs))
+    torch.testing.assert_close(found, expected, rtol=8 * last, atol=8 * last)
+
+
+def test_layers_written_out_of_a_fresh_adapter_are_the_bases_to_the_bit():
+    held = Adapters(PackedPasses(tiny.model(), CHUNK))
+    held.add_fresh("policy", adapters.plan(held.model, "grpo", 3, 6.0, "all-linear", "all"), seed=0)
+    on = held.passes.token_scores(LONG, 0.7)
+    held.use(None)
+    for ours, base in zip(on, held.passes.token_scores(LONG, 0.7), strict=True):
+        assert torch.equal(ours.log_probs, base.log_probs)
+
+
 @every_packing
-@pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
+@pytest.mark.parametrize("kind", ["qwen3", "gpt2", pytest.param("gpt_oss", marks=pytest.mark.slow)])
 def test_packed_gradients_in_half_precision_are_the_padded_ones_to_its_rounding(kind: str, packing: str):
     expected, found = (gradients(kind, way, GROUPS, precision=torch.bfloat16) for way in ("padded", packing))
     for name, gradient in expected.items():
@@ -324,12 +385,38 @@ def test_a_model_whose_packed_numbers_are_others_gets_padded_rows(monkeypatch: p
     # positions that do not start anew after the prompt, as a model that ignores them would have
     monkeypatch.setattr(PackedPasses, "run", lambda self, row, positions, layout: attend(self, row, torch.arange(len(positions)), layout))
     line = said(tiny.model(), capfd)
-    assert line.startswith("passes: padded rows, one per completion, since the log-probabilities of packed ones are ")
+    assert "passes: padded rows, one per completion, since the log-probabilities of packed ones are " in line
 
 
 def test_only_the_decoding_being_wrong_is_seen_too(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
-    monkeypatch.setattr("stages.model.decoding.Decoding.positions", lambda self: torch.zeros(len(self._owners), dtype=torch.long))
+    monkeypatch.setattr("stages.model.decoding.Branches.positions", lambda self: torch.zeros(len(self.owners), dtype=torch.long))
     assert "since the logits while sampling of packed ones are " in said(tiny.model(), capfd)
+
+
+def test_packed_numbers_that_are_none_are_wrong(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+    run = PackedPasses.run
+    monkeypatch.setattr(PackedPasses, "run", lambda *arguments: run(*arguments) * torch.nan)
+    assert "passes: padded rows, one per completion, since the log-probabilities of packed ones are nan " in said(tiny.model(), capfd)
+
+
+def test_a_model_that_sees_what_comes_after_is_not_tried():
+    model = tiny.model()
+    model.config.is_causal = False
+    assert passes.unsuitable(model) == "llama is not causal"
+
+
+def test_what_is_chosen_takes_short_rows_and_prompts_as_such():
+    found = passes.choose(tiny.model(), tiny.RUNTIME)
+    assert isinstance(found, PackedPasses)
+    assert (found.short_tokens, found.copied_tokens) == (blocks.SHORT_TOKENS, decoding.COPIED_TOKENS)
+
+
+@pytest.mark.parametrize("lengths", [5, 6, 7])
+def test_rows_about_as_long_as_a_window_see_just_it(lengths: int):
+    groups = [Completed(tokens(lengths), [tokens(lengths, seed=1), tokens(2, seed=2)])]  # the window is 6
+    expected, found = (gradients("mistral", way, groups) for way in ("padded", "blocks"))
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("part", ["_whole", "_by_blocks"])
@@ -352,20 +439,31 @@ def test_layers_whose_numbers_are_others_when_written_out_are_left_to_the_module
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr("stages.model.llama._turned", lambda heads, *_: heads)
-    assert "computed once, layers by transformers' modules\n" in said(tiny.model(), capfd)
+    lines = said(tiny.model(), capfd)
+    assert "passes: layers are left to transformers' modules, since the log-probabilities of packed ones are " in lines
+    assert lines.endswith("computed once, layers by transformers' modules\n")
 
 
 def test_layers_that_are_built_otherwise_or_whose_call_was_replaced_are_not_written_out():
     assert LlamaStack.of(tiny.model()) is not None
     assert LlamaStack.of(tiny.model("gpt2")) is None
-    dynamic = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
-    assert LlamaStack.of(tiny.model(rope_parameters=dynamic)) is None
+    for kind in {*ROPE_INIT_FUNCTIONS, "default"} - {"default", "linear", "llama3", "yarn"}:
+        model = tiny.model()
+        model.model.rotary_emb.rope_type = kind
+        assert LlamaStack.of(model) is None, kind
     checkpointed = tiny.model()
     passes.checkpointing.turn_on(checkpointed)
     assert LlamaStack.of(checkpointed) is None
     of_another = tiny.model()
     of_another.base_model.layers[0].mlp.more = nn.Linear(2, 2)
     assert LlamaStack.of(of_another) is None
+    replaced = tiny.model()
+    replaced.base_model.layers[1].mlp.forward = lambda states: states
+    assert LlamaStack.of(replaced) is None
+    listened = tiny.model()
+    listened.base_model.layers[1].mlp.register_forward_hook(lambda *_: None)
+    assert LlamaStack.of(listened) is None
+    assert LlamaStack.of(tiny.model().requires_grad_(True)) is None
     foreign = tiny.model()
     foreign.model.__class__ = type("Remote", (type(foreign.model),), {})
     assert LlamaStack.of(foreign) is None
@@ -388,6 +486,14 @@ def test_layers_written_out_follow_the_adapters_that_are_put_in_later():
         torch.testing.assert_close(log_probs(held.passes), log_probs(PaddedPasses(model)), rtol=1e-5, atol=1e-5)
         held.use(None)
         assert torch.equal(log_probs(held.passes), base)
+
+
+def test_a_model_whose_padded_rows_cannot_be_decoded_still_gets_those(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+    def refuse(*_: object) -> None:
+        raise BaseError("no cache of keys and values")
+
+    monkeypatch.setattr(PaddedPasses, "decoder", refuse)
+    assert "since packed ones fail (BaseError: no cache of keys and values)" in said(tiny.model(), capfd)
 
 
 def test_a_model_that_fails_in_packed_rows_gets_padded_rows(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):

@@ -10,6 +10,9 @@ from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, P
 
 from stages.core.errors import BaseError
 from stages.model import passes, sampling
+from stages.model.attention import Rule
+from stages.model.blocks import Prefill
+from stages.model.decoding import Branches, CopiedPrompts, SharedPrompts, lay_out
 from stages.model.draws import uniforms
 from stages.model.packed import PackedPasses
 from stages.model.padded import PaddedPasses
@@ -133,7 +136,13 @@ def decoder(model: PreTrainedModel, way: str = "chosen") -> CanDecode:
     """What samples from a model: what a stage would choose, the same with prompts that are not copied, or padded rows."""
     found = PaddedPasses(model) if way == "padded" else passes.choose(model, tiny.RUNTIME)
     if isinstance(found, PackedPasses) and way == "shared":
-        found.short = found.copied = 0
+        found = PackedPasses(model, tiny.RUNTIME.logits_chunk, short_tokens=0, copied_tokens=0)
+        assert isinstance(found.decoder([[6, 7]], 2, 3)._layout, SharedPrompts)
+    elif isinstance(found, PackedPasses):
+        assert isinstance(found.decoder([[6, 7]], 2, 3)._layout, CopiedPrompts)
+    else:
+        packable = {*tiny.ARCHITECTURES, *tiny.FURTHER} - {"bloom", "falcon", "mpt"}
+        assert way == "padded" or model.config.model_type not in packable
     return found
 
 
@@ -320,3 +329,79 @@ def test_the_cache_is_the_one_that_the_architecture_asks_for():
     # A window of 6 must survive the cache of a prompt of 40: layers of both kinds get their own.
     layers = DynamicCache(config=tiny.model("gemma3_text").config).layers
     assert [layer.is_sliding for layer in layers] == [True, False]
+
+
+@pytest.mark.parametrize("way", ["chosen", "shared"])
+def test_decoding_in_half_precision_is_the_padded_one_to_its_rounding(way: str):
+    model = tiny.model("mistral").to(torch.bfloat16)
+    prompts = [tokens(9, 1), tokens(1, 2)]
+    ours, padded = (decoder(model, one).decoder(prompts, 2, 9) for one in (way, "padded"))
+    with torch.inference_mode():
+        for place in range(8):
+            torch.testing.assert_close(ours.logits.float(), padded.logits.float(), rtol=0.05, atol=0.15)
+            step = torch.tensor(tokens(4, place))
+            ours.step(step)
+            padded.step(step)
+
+
+def test_room_that_no_token_has_yet_is_not_touched():
+    """New memory that nobody writes to costs nothing, however many tokens a completion may have."""
+    prefill = Prefill([3, 2], torch.device("cpu"))
+    prefill.kept = {0: [(torch.ones(2, length, 4), torch.ones(2, length, 4)) for length in (3, 2)]}
+    branches = Branches(prefill, 2)
+    made: list[torch.Tensor] = []
+    copied = CopiedPrompts(prefill, branches, 10)
+    made += [copied._keys, copied._values]
+    for room in made:
+        room[:, :, :, 3:] = torch.nan
+        assert torch.equal(room[0, :2, :, :3], torch.ones(2, 2, 3, 4))
+        assert torch.equal(room[0, 2:, :, 1:3], torch.ones(2, 2, 2, 4))
+        assert torch.equal(room[0, 2:, :, :1], torch.zeros(2, 2, 1, 4))
+    branches.keep(torch.tensor([0, 3]))
+    copied.keep(torch.tensor([0, 3]))
+    assert torch.equal(copied._keys[0, 1, :, :3], made[0][0, 3, :, :3])
+
+
+@pytest.mark.parametrize("way", ["chosen", "shared"])
+@pytest.mark.parametrize("lengths", [(3, 3), (6, 6), (4, 7)])
+def test_a_window_is_left_token_by_token(lengths: tuple[int, int], way: str):
+    model = tiny.model("mistral")  # its window is 6
+    prompts = [tokens(length, number) for number, length in enumerate(lengths)]
+    ours, padded = (decoder(model, one).decoder(prompts, 2, 9) for one in (way, "padded"))
+    with torch.inference_mode():
+        for place in range(8):
+            torch.testing.assert_close(ours.logits, padded.logits, rtol=1e-4, atol=1e-4)
+            step = torch.tensor(tokens(4, place))
+            ours.step(step)
+            padded.step(step)
+
+
+def test_prompts_are_copied_where_layers_are_alike_and_few_tokens_are_copied():
+    def kinds(widths: tuple[int, int], limit: int) -> type:
+        prefill = Prefill([3, 2], torch.device("cpu"))
+        prefill.kept = {
+            layer: [(torch.ones(2, length, width), torch.ones(2, length, width)) for length in (3, 2)] for layer, width in enumerate(widths)
+        }
+        return type(lay_out(prefill, Branches(prefill, 4), 5, limit))
+
+    assert kinds((4, 4), 24) is CopiedPrompts  # eight branches of three tokens
+    assert kinds((4, 4), 23) is SharedPrompts
+    assert kinds((4, 6), 24) is SharedPrompts
+
+
+@pytest.mark.parametrize("layout", [CopiedPrompts, SharedPrompts])
+def test_weights_of_half_precision_attention_are_rounded_once(layout: type):
+    generator = torch.Generator().manual_seed(0)
+
+    def numbers(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).bfloat16()
+
+    prefill = Prefill([40], torch.device("cpu"))
+    keys, values = numbers(1, 40, 8), numbers(1, 40, 8)
+    prefill.kept = {0: [(keys, values)]}
+    query, key, value = numbers(2, 1, 8), numbers(1, 1, 8), numbers(1, 1, 8)
+    found = layout(prefill, Branches(prefill, 1), 3).attend(0, query, key, value, Rule(0.3, None, None, None))[0]
+    every, mixed = torch.cat([keys, key], 1)[0].double(), torch.cat([values, value], 1)[0].double()
+    scores = (query[:, 0].double() @ every.T * 0.3).bfloat16().double()
+    expected = torch.softmax(scores, -1) @ mixed
+    torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=0.008)
