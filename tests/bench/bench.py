@@ -124,7 +124,9 @@ def compare_reward(given: argparse.Namespace, checkpoint: Path, scratch: Path, t
 
 def growth(checkpoint: Path, scratch: Path, threads: int) -> None:
     """Seconds of a step by prompt length, group and vocabulary, and which number of tokens explains the first two."""
-    shapes = [(128, 8, 32), (256, 8, 32), (512, 8, 32), (1024, 8, 32), (256, 4, 32), (256, 16, 32), (256, 32, 32)]
+    by_prompt, by_group = [(length, 8, 32) for length in (128, 256, 512, 1024)], [(256, group, 32) for group in (4, 16, 32)]
+    at_odds = [(1024, 4, 32), (128, 32, 32), (640, 16, 32)]  # of equal P + G*C, and G*(P + C) up to two and a half times as large
+    shapes = [*by_prompt, *by_group, *at_odds]
     print("\n| prompt, group, new tokens | s/step | P + G*C | G*(P + C) |\n|---|---|---|---|")
     seconds = []
     for prompt, group, new in shapes:
@@ -147,8 +149,8 @@ def growth(checkpoint: Path, scratch: Path, threads: int) -> None:
 
 
 def one_step(checkpoint: Path, scratch: Path, prompt: int, group: int, new: int, threads: int) -> float:
-    """The quickest of three steps after a warm one: what else the machine does only adds."""
-    found = ours(jobs.grpo(checkpoint, prompt, group, new, steps=4, threads=threads, floor=False), scratch)
+    """The quicker of two steps after a warm one: what else the machine does only adds."""
+    found = ours(jobs.grpo(checkpoint, prompt, group, new, steps=3, threads=threads, floor=False), scratch)
     assert found is not None
     tell(f"{prompt},{group},{new}: {found['step_seconds']}")
     return min(found["step_seconds"][1:])
