@@ -41,11 +41,6 @@ class PackedPasses:
         self.stack = LlamaStack.of(model) if written_out else None
         """The layers written out; None where the model's own modules are called."""
 
-    @property
-    def layers(self) -> str:
-        """Which code computes the layers, for the line at load."""
-        return "by transformers' modules" if self.stack is None else "written out"
-
     def fits(self, groups: Sequence[Completed]) -> bool:
         """Whether the groups are few enough for one pass."""
         return sum(len(group.prompt) + sum(map(len, group.completions)) for group in groups) <= TOKENS

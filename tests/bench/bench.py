@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM
 from tests.bench import jobs, toy
 from tests.bench.processes import MEMORY_SHARE, ours, tell, total_memory, trl
 
+SHAPES = [(200, 8, 48), (512, 16, 64), (1024, 16, 64)]
 COLUMNS = (
     "prompt, group, new tokens",
     "TRL s/step",
@@ -48,7 +49,9 @@ class Measured(NamedTuple):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("trl", type=Path, help="the Python of TRL's environment")
-    parser.add_argument("--shapes", nargs="*", default=["200,8,48", "512,16,64", "1024,16,64"], help="prompt,group,new tokens")
+    parser.add_argument(
+        "--shapes", nargs="*", type=shape, default=[(200, 8, 48), (512, 16, 64), (1024, 16, 64)], help="prompt,group,new tokens"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, nargs="+", default=[1])
     parser.add_argument("--pairs", type=Path, help="JSONL of prompt, chosen, rejected: the reward stage on its first 16")
@@ -56,9 +59,13 @@ def main() -> None:
     parser.add_argument("--growth", action=argparse.BooleanOptionalAction, default=True, help="how seconds grow with the sizes")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        checkpoint = smollm2(Path(scratch) / "checkpoint")
+        checkpoint = Path(scratch) / "checkpoint"
+        if given.shapes or given.pairs or given.growth:
+            smollm2(checkpoint)
         for threads in given.threads:
-            print(f"\n{threads} thread{'s' if threads > 1 else ''}, float32, SmolLM2-135M-Instruct, {machine()}\n")
+            print(
+                f"\n{threads} thread{'s' if threads > 1 else ''}, float32, {machine()}; SmolLM2-135M-Instruct where not the toy is named\n"
+            )
             own = Path(scratch) / f"threads{threads}"
             own.mkdir()
             if given.shapes:
@@ -71,10 +78,19 @@ def main() -> None:
                 growth(checkpoint, own, threads)
 
 
+def shape(text: str) -> tuple[int, int, int]:
+    """A prompt's tokens, the group, and the new tokens of each completion."""
+    try:
+        prompt, group, new = (int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is not prompt,group,new tokens, as 200,8,48") from None
+    return prompt, group, new
+
+
 def compare_grpo(given: argparse.Namespace, checkpoint: Path, scratch: Path, threads: int) -> None:
     print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|", flush=True)
-    for shape in given.shapes:
-        prompt, group, new = map(int, shape.split(","))
+    for prompt, group, new in given.shapes:
+        name = f"{prompt}, {group}, {new}"
         job = jobs.grpo(checkpoint, prompt, group, new, steps=2, threads=threads, floor=True)
         found: dict[str, list[dict[str, Any] | None]] = {"ours": [], "trl": []}
         for repeat in range(given.repeats):
@@ -82,17 +98,17 @@ def compare_grpo(given: argparse.Namespace, checkpoint: Path, scratch: Path, thr
                 if found[side][-1:] == [None]:
                     continue  # what did not fit once does not fit again
                 found[side].append(run(job, scratch))
-                tell(f"{shape} threads {threads} repeat {repeat + 1}/{given.repeats} {side}: {found[side][-1]}")
+                tell(f"{name} threads {threads} repeat {repeat + 1}/{given.repeats} {side}: {found[side][-1]}")
         mine = measured(found["ours"])
         floors = median(floor for one in found["ours"] if one for floor in one["floor_seconds"])
         ratio = median(step / floor for one in found["ours"] if one for step, floor in steps_and_floors(one))
         cells = [f"{mine.seconds:.1f}", f"{floors:.1f}", f"{ratio:.2f}", f"{group * new / mine.seconds:.0f}", f"{mine.gigabytes:.2f}"]
         if found["trl"][-1] is None:
-            row = [shape, "does not fit", cells[0], "", *cells[1:4], f"over {MEMORY_SHARE:.0%} of memory", cells[4], ""]
+            row = [name, "does not fit", cells[0], "", *cells[1:4], f"over {MEMORY_SHARE:.0%} of memory", cells[4], ""]
         else:
             theirs = measured(found["trl"])
             row = [
-                shape,
+                name,
                 f"{theirs.seconds:.1f}",
                 cells[0],
                 f"{theirs.seconds / mine.seconds:.2f}",

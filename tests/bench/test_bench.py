@@ -1,5 +1,6 @@
 """What the benchmarks count and time; the peers themselves are not run here."""
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -57,6 +58,13 @@ def test_medians_leave_out_the_step_that_warms_up_and_pair_each_step_with_its_fl
     ]
     assert bench.measured(runs) == bench.Measured(3.0, 1.5)
     assert list(bench.steps_and_floors(runs[0])) == [(2.0, 1.0), (4.0, 3.0)]
+
+
+@pytest.mark.parametrize("text", ["1,2", "1,2,3,4", "a,b,c", ""])
+def test_a_shape_that_is_none_is_refused_in_one_line(text: str):
+    assert bench.shape("200,8,48") == (200, 8, 48)
+    with pytest.raises(argparse.ArgumentTypeError, match="is not prompt,group,new tokens, as 200,8,48"):
+        bench.shape(text)
 
 
 def python(code: str) -> list[str]:

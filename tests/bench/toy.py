@@ -71,12 +71,15 @@ def compare(trl: Path, scratch: Path, threads: int, repeats: int) -> None:
             whole[name].append(time.perf_counter() - begun)
             if name != "our stage":
                 loops[name].append(found["train_seconds"])
-            tell(f"toy threads {threads} repeat {repeat + 1}/{repeats} {name}: {whole[name][-1]:.2f} s, of loops {loops[name][-1:]}")
-    loop, train = median(loops["our loop"]), median(loops["TRL"])
+            loop = f", its loop {loops[name][-1]:.2f} s" if loops[name] else ""
+            tell(f"toy threads {threads} repeat {repeat + 1}/{repeats} {name}: whole process {whole[name][-1]:.2f} s{loop}")
+    ours_loop, train = median(loops["our loop"]), median(loops["TRL"])
     process, script = median(whole["our stage"]), median(whole["TRL"])
     print(f"\nThe toy, {PROMPTS} prompts, group {GROUP}, cap {NEW_TOKENS}, {job['steps']} steps:")
-    print(f"TRL's train call takes {train:.2f} s, our loop {loop:.2f} s, {train / loop:.2f} times as fast;")
-    print(f"TRL's script takes {script:.2f} s, our stage's whole process {process:.2f} s, {process / script:.2f} of it.", flush=True)
+    print(f"TRL's train call takes {train:.2f} s, our loop {ours_loop:.2f} s, {train / ours_loop:.2f} times as fast;")
+    print(
+        f"TRL's script takes {script:.2f} s, our stage's whole process {process:.2f} s, {script / process:.2f} times as fast.", flush=True
+    )
 
 
 def stage(project: Path, threads: int, name: str, *arguments: str) -> None:

@@ -365,7 +365,7 @@ def said(model: PreTrainedModel, capfd: pytest.CaptureFixture[str]) -> str:
 
 @pytest.mark.parametrize("kind", PACKED)
 def test_a_model_whose_packed_numbers_are_right_gets_packed_rows(kind: str, capfd: pytest.CaptureFixture[str]):
-    layers = "written out" if kind in llama.KINDS else "by transformers' modules"
+    layers = "written out" if kind in llama.KINDS else f"by transformers' modules, since those of this {kind} are not written out"
     assert f"passes: packed rows, each group's prompt computed once, layers {layers}\n" in said(tiny.model(kind), capfd)
 
 
@@ -441,7 +441,7 @@ def test_layers_whose_numbers_are_others_when_written_out_are_left_to_the_module
     monkeypatch.setattr("stages.model.llama._turned", lambda heads, *_: heads)
     lines = said(tiny.model(), capfd)
     assert "passes: layers are left to transformers' modules, since the log-probabilities of packed ones are " in lines
-    assert lines.endswith("computed once, layers by transformers' modules\n")
+    assert lines.endswith("computed once, layers by transformers' modules, since those of this llama are not written out\n")
 
 
 def test_layers_that_are_built_otherwise_or_whose_call_was_replaced_are_not_written_out():
@@ -510,6 +510,12 @@ def test_the_choice_leaves_torchs_own_generator_as_it_was():
     torch.manual_seed(3)
     passes.choose(tiny.model(), tiny.RUNTIME)
     assert torch.equal(torch.rand(2), expected)
+
+
+def test_checkpointed_layers_are_the_modules_and_it_is_said(capfd: pytest.CaptureFixture[str]):
+    passes.choose(tiny.model(), dataclasses.replace(tiny.RUNTIME, activation_checkpointing=True))
+    expected = "layers by transformers' modules, since runtime.activation_checkpointing is on\n"
+    assert capfd.readouterr().err.endswith(expected)
 
 
 def test_checkpointing_is_turned_on_where_runtime_says_so():
