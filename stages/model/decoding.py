@@ -73,11 +73,11 @@ class CopiedPrompts:
         self._views.clear()
         self._keys = self._kept(self._keys, rows)
         self._values = self._kept(self._values, rows)
-        self._take_views()
+        self.advance()
 
     def advance(self) -> None:
         """See Decoding."""
-        if self._branches.step < self._limit:
+        if self._branches.step < self._limit:  # else there is no next token
             self._take_views()
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:

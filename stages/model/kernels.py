@@ -56,7 +56,8 @@ def attend(block: Block) -> Attended:
         scores = _scores(block)
         lse = scores.logsumexp(-1)
         return Attended((_weights(scores, lse) @ block.value.float()).to(block.value.dtype), lse)
-    out, lse = _FORWARD(block.query, block.key, block.value, 0.0, block.causal, attn_mask=block.mask, scale=block.scale)
+    query, key, value = map(_even, block[:3])
+    out, lse = _FORWARD(query, key, value, 0.0, block.causal, attn_mask=block.mask, scale=block.scale)
     if block.mask is not None:
         lse = lse.masked_fill(block.mask.amax(-1).isneginf(), -torch.inf)
     return Attended(out, lse)
@@ -65,8 +66,8 @@ def attend(block: Block) -> Attended:
 def attend_backward(block: Block, out: Tensor, lse: Tensor, gradient: Tensor) -> Gradients:
     """Gradients through the block, of a softmax over it and others: out [B, A, L, Dv] and lse [B, A, L] are those of all."""
     if _takes_flash(block):
-        inputs = (block.query, block.key, block.value)
-        parts = _BACKWARD(gradient, *inputs, out, lse, 0.0, block.causal, attn_mask=block.mask, scale=block.scale)
+        inputs = map(_even, (gradient, *block[:3], out))
+        parts = _BACKWARD(*inputs, lse, 0.0, block.causal, attn_mask=block.mask, scale=block.scale)
         return Gradients(*parts)
     scores = _scores(block)
     weights = _weights(scores, lse)
@@ -92,6 +93,11 @@ def merge(first: Attended, second: Attended) -> Attended:
 def _takes_flash(block: Block) -> bool:
     query, _, value = block.query, block.key, block.value
     return query.device.type == "cpu" and block.softcap is None and query.shape[-1] == value.shape[-1]
+
+
+def _even(numbers: Tensor) -> Tensor:
+    """The same with each head's numbers beside each other: the flash kernel takes that for granted, and would read elsewhere."""
+    return numbers if numbers.stride(-1) == 1 else numbers.contiguous()
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, silu
 from transformers import PreTrainedModel
@@ -23,6 +22,8 @@ from stages.model.lora import LoraLinear
 
 KINDS = {"llama", "mistral", "qwen2", "qwen3", "smollm3"}
 """Model types of transformers' own that compute just this. Others look alike, and scale or clip where a check of a few tokens is blind."""
+OWN = "transformers.models."
+"""Where transformers' own classes are; a checkpoint's remote code is elsewhere."""
 ROTATIONS = {"default", "linear", "llama3", "yarn"}
 """Kinds of rotation whose angles depend on the position alone, and not on how long the sequence is."""
 PARTS = {
@@ -91,8 +92,7 @@ class LlamaStack:
     def of(cls, model: PreTrainedModel) -> "LlamaStack | None":
         """None where the model is built otherwise, or a layer's call was replaced; that the numbers agree is for the check at load."""
         backbone: nn.Module = model.base_model
-        own = type(backbone).__module__.startswith("transformers.models.")
-        if not own or model.config.model_type not in KINDS:
+        if not type(backbone).__module__.startswith(OWN) or model.config.model_type not in KINDS:
             return None
         modules = dict(backbone.named_modules())
         for name, parts in PARTS.items():
@@ -170,14 +170,18 @@ class LlamaStack:
 
 
 def _is_plain(backbone: nn.Module) -> bool:
-    """Whether all is frozen, and no module's call was replaced or is listened to: both would be passed by."""
+    """Whether all is frozen, and no module computes otherwise than its kind or is listened to: both would be passed by."""
     frozen = not any(parameter.requires_grad for parameter in backbone.parameters())
-    return frozen and not any("forward" in vars(one) or one._forward_hooks or one._forward_pre_hooks for one in backbone.modules())
+    called = any("forward" in vars(one) or one._forward_hooks or one._forward_pre_hooks for one in backbone.modules())
+    projections = [module for name, module in backbone.named_modules() if name.endswith("_proj")]
+    norms = [module for name, module in backbone.named_modules() if name.endswith("norm")]
+    own = all(type(one).__module__.startswith(OWN) and hasattr(one, "variance_epsilon") for one in norms)
+    return frozen and not called and own and all(type(one) is nn.Linear for one in projections)
 
 
 def _projection(module: Any) -> Projection:
     plain, adapted = (module.base_layer, module) if isinstance(module, LoraLinear) else (module, None)
-    assert isinstance(plain, nn.Linear) and not isinstance(plain, BaseTunerLayer), f"{type(module).__name__} would be passed by"
+    assert type(plain) is nn.Linear, f"{type(module).__name__} would be passed by"
     return Projection(plain.weight, plain.bias, adapted)
 
 

@@ -54,7 +54,7 @@ class Vocabulary:
 def tall_product(weight: Tensor, states: Tensor) -> Tensor:
     """weight [V, H] times states [R, H], as [V, R]; on the CPU block by block, which is faster than one product for tens of rows."""
     count = len(weight) // BLOCK
-    if count < 2 or weight.device.type != "cpu":
+    if count < 2 or weight.device.type != "cpu" or (torch.is_grad_enabled() and states.requires_grad):
         return weight @ states.T
     end = count * BLOCK
     found = weight.new_empty(len(weight), len(states))

@@ -90,3 +90,17 @@ def test_half_precision_is_rounded_at_the_end(flash: bool, monkeypatch: pytest.M
     torch.testing.assert_close(found.lse.double(), scores.logsumexp(-1), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found.out.double(), torch.softmax(scores, -1) @ value.double(), rtol=0.01, atol=0.01)
     assert merge(found, found).out.dtype == found.out.dtype == torch.bfloat16
+
+
+def test_numbers_that_do_not_lie_beside_each_other_are_read_all_the_same():
+    whole = [numbers(1, 2, 9, 8, seed=seed).float() for seed in range(4)]
+    apart = [one.mT.contiguous().mT for one in whole]
+    assert apart[0].stride(-1) != 1
+    expected, found = (attend(Block(*three, None, causal=True, scale=SCALE, softcap=None)) for three in (whole[:3], apart[:3]))
+    assert torch.equal(found.out, expected.out)
+    ones = torch.ones(()).expand(1, 2, 9, 8)  # as sum() gives them, without any storage of their own
+    for upstream, dense in ((apart[3], whole[3]), (ones, ones.contiguous())):
+        block = Block(*apart[:3], None, causal=True, scale=SCALE, softcap=None)
+        back = attend_backward(block, found.out.mT.contiguous().mT, found.lse, upstream)
+        plain = attend_backward(block._replace(query=whole[0], key=whole[1], value=whole[2]), expected.out, expected.lse, dense)
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(back, plain, strict=True))

@@ -457,6 +457,17 @@ def test_layers_that_are_built_otherwise_or_whose_call_was_replaced_are_not_writ
     of_another = tiny.model()
     of_another.base_model.layers[0].mlp.more = nn.Linear(2, 2)
     assert LlamaStack.of(of_another) is None
+    for kind in (nn.Linear, nn.Module):  # one that is a linear layer and computes otherwise, and one that is none
+
+        class Own(kind):
+            def forward(self, states: Tensor) -> Tensor:
+                return nn.functional.linear(states, self.weight).round()
+
+        other = tiny.model()
+        projection = Own(32, 32, bias=False) if kind is nn.Linear else Own()
+        projection.weight = other.model.layers[1].self_attn.q_proj.weight
+        other.model.layers[1].self_attn.q_proj = projection
+        assert LlamaStack.of(other) is None
     replaced = tiny.model()
     replaced.base_model.layers[1].mlp.forward = lambda states: states
     assert LlamaStack.of(replaced) is None

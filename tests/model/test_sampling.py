@@ -360,6 +360,11 @@ def test_room_that_no_token_has_yet_is_not_touched():
     branches.keep(torch.tensor([0, 3]))
     copied.keep(torch.tensor([0, 3]))
     assert torch.equal(copied._keys[0, 1, :, :3], made[0][0, 3, :, :3])
+    branches.step = 10  # the last that there is room for
+    copied.advance()
+    branches.keep(torch.tensor([1]))
+    copied.keep(torch.tensor([1]))
+    assert len(copied._keys[0]) == 1
 
 
 @pytest.mark.parametrize("way", ["chosen", "shared"])

@@ -30,3 +30,9 @@ def test_scores_over_a_vocabulary_of_blocks_are_the_padded_ones():
     (packed,), (padded,) = (way.token_scores(groups, 0.7) for way in (PackedPasses(model, 2), PaddedPasses(model)))
     torch.testing.assert_close(packed.log_probs, padded.log_probs, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(packed.entropy, padded.entropy, rtol=1e-5, atol=1e-5)
+
+
+def test_the_product_carries_a_gradient_where_one_is_wanted():
+    weight, states = torch.randn(2 * BLOCK, 8, generator=torch.Generator().manual_seed(0)), torch.ones(3, 8, requires_grad=True)
+    tall_product(weight, states).sum().backward()
+    torch.testing.assert_close(states.grad, weight.sum(0).expand(3, -1))
