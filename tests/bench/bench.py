@@ -53,7 +53,7 @@ def main() -> None:
         "--shapes", nargs="*", type=shape, default=[(200, 8, 48), (512, 16, 64), (1024, 16, 64)], help="prompt,group,new tokens"
     )
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--threads", type=int, nargs="+", default=[1])
+    parser.add_argument("--threads", type=int, nargs="+", default=sorted({1, os.cpu_count() or 1}), help="one, and all, by default")
     parser.add_argument("--pairs", type=Path, help="JSONL of prompt, chosen, rejected: the reward stage on its first 16")
     parser.add_argument("--toy", action=argparse.BooleanOptionalAction, default=True, help="the toy's loop and process")
     parser.add_argument("--growth", action=argparse.BooleanOptionalAction, default=True, help="how seconds grow with the sizes")
