@@ -1,7 +1,7 @@
 """The decoder layers of models that are built as Llama (Touvron et al., arXiv:2302.13971), written out.
 
-The same products as transformers' modules make, in a third of the calls, with gradients that keep less. In a decode step, between
-weights that pass through all caches, every small operation costs 10 to 20 microseconds, and the modules make some hundred in a layer.
+The same products as transformers' modules make, in two thirds of the operations, with gradients that keep less. In a decode step, between
+weights that pass through all caches, every small operation costs 10 to 20 microseconds, and so is every call of a module.
 
 N tokens of the row, H their hidden width, A heads, K heads of keys and values, D width of a head.
 """
