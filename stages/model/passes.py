@@ -55,11 +55,17 @@ def choose(model: PreTrainedModel, runtime: Runtime) -> Passes:
         reason = unsuitable(model)
         if reason is None:
             packed, reason = _checked(model, runtime.logits_chunk, padded, written_out=True)
+            left = (
+                "runtime.activation_checkpointing is on"
+                if runtime.activation_checkpointing
+                else f"those of this {model.config.model_type} are not written out"
+            )
             if reason and packed and packed.stack:
-                say(f"passes: layers are left to transformers' modules, since {reason}")
+                left = f"written out, {reason}"
                 packed, reason = _checked(model, runtime.logits_chunk, padded, written_out=False)
             if packed and reason is None:
-                say(f"passes: packed rows, each group's prompt computed once, {_layers(packed, runtime)}")
+                layers = "written out" if packed.stack else f"by transformers' modules, since {left}"
+                say(f"passes: packed rows, each group's prompt computed once, layers {layers}")
                 return packed
     say(f"passes: padded rows, one per completion, since {reason}")
     return padded
@@ -76,15 +82,6 @@ def _checked(model: PreTrainedModel, chunk: int, padded: PaddedPasses, written_o
         return packed, next((reason for reason in reasons if reason), None)
     except (BaseError, RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
         return packed, f"packed ones fail ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
-
-
-def _layers(packed: PackedPasses, runtime: Runtime) -> str:
-    """Which code computes the layers."""
-    if packed.stack is not None:
-        return "layers written out"
-    kind = packed.model.config.model_type
-    since = "runtime.activation_checkpointing is on" if runtime.activation_checkpointing else f"those of this {kind} are not written out"
-    return f"layers by transformers' modules, since {since}"
 
 
 def unsuitable(model: PreTrainedModel) -> str | None:

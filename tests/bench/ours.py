@@ -125,10 +125,9 @@ def reward(job: dict[str, Any], model: PreTrainedModel, runtime: Runtime) -> dic
     )
     plan = adapters.plan(model, "reward", 8, 16.0, settings.targets, "all")
     reward_model = RewardModel.fresh(Adapters(passes.choose(model, runtime)), plan, 0)
-    begun = time.perf_counter()
     clock: Any = Clock()
     reward_loop.fit(reward_model, plan, pairs, settings, clock)
-    return measured(begun)
+    return measured(clock.start)
 
 
 def sampling(job: dict[str, Any], model: PreTrainedModel, runtime: Runtime) -> dict[str, Any]:

@@ -18,9 +18,10 @@ from stages.core import layout
 from tests.bench import processes
 from tests.bench.processes import ROOT, tell
 
+PROMPTS_FILE = "data/examples/prompts.json"
 PROMPTS, GROUP, NEW_TOKENS, ITERATIONS = 6, 4, 16, 3
 SETTINGS = {
-    "data.prompts": "data/examples/prompts.json",
+    "data.prompts": PROMPTS_FILE,
     "data.pairs": "data/examples/pairs.json",
     "data.heldout_fraction": 0,
     "grpo.reward": "length",
@@ -48,7 +49,7 @@ def compare(trl: Path, scratch: Path, threads: int, repeats: int) -> None:
         stage(project, threads, name)
     job = {
         "checkpoint": str(project / layout.BASE_CHECKPOINT),
-        "prompts": json.loads((ROOT / SETTINGS["data.prompts"]).read_text(encoding="utf-8"))["prompts"],  # type: ignore[arg-type, operator]
+        "prompts": json.loads((ROOT / PROMPTS_FILE).read_text(encoding="utf-8"))["prompts"],
         "group": GROUP,
         "new_tokens": NEW_TOKENS,
         "steps": PROMPTS * ITERATIONS,

@@ -290,3 +290,18 @@ def test_a_layer_computes_what_pefts_own_does(dtype: torch.dtype, shape: tuple[i
     torch.testing.assert_close(layer(states), Linear.forward(layer, states), rtol=1e-6, atol=1e-6)
     held.use(None)
     assert torch.equal(layer(states), layer.base_layer(states))
+
+
+def test_a_trained_adapter_stays_frozen_beside_a_fresh_one_whichever_comes_first():
+    model = tiny.model()
+    plan = planned(model, ["q_proj"])
+    tensors = adapters.to_numpy(tiny.adapted(tiny.model()).add_fresh("any", plan, seed=0))
+    for order in (("fresh", "trained"), ("trained", "fresh")):
+        held = tiny.adapted(tiny.model())
+        for name in order:
+            if name == "fresh":
+                held.add_fresh(name, plan, seed=0)
+            else:
+                held.add_trained(name, plan.rank, plan.alpha, tensors)
+        assert all(factor.requires_grad for factor in held.factors("fresh").values())
+        assert not any(factor.requires_grad for factor in held.factors("trained").values())

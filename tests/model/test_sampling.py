@@ -410,3 +410,14 @@ def test_weights_of_half_precision_attention_are_rounded_once(layout: type):
     scores = (query[:, 0].double() @ every.T * 0.3).bfloat16().double()
     expected = torch.softmax(scores, -1) @ mixed
     torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=0.008)
+
+
+def test_what_is_kept_of_prompts_holds_no_more_than_itself():
+    """Keys are cut from a tensor that holds the queries too, in every layer."""
+    row = torch.randn(7, 5, 4)
+    prefill = Prefill([4, 3], torch.device("cpu"))
+    heads = row.transpose(0, 1)
+    prefill.attend(0, heads[:4], heads[4:], heads[4:], Rule(0.5, None, None, None))
+    for pair in prefill.kept[0]:
+        for kept in pair:
+            assert kept.untyped_storage().nbytes() == kept.numel() * kept.element_size()
