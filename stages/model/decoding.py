@@ -98,7 +98,7 @@ class CopiedPrompts:
         if rule.sinks is not None:
             sinks = rule.sinks.view(kv_heads, share, 1).expand(rows, -1, -1, -1).reshape(rows * kv_heads, share, 1)
             scores = torch.cat([scores, sinks.to(scores.dtype)], -1)
-        weights = torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype)
+        weights = torch.softmax(scores, -1)  # float32 within, whatever the precision
         if rule.sinks is not None:
             weights = weights[..., :-1]
         return torch.bmm(weights, values).view(rows, heads, -1)
@@ -219,7 +219,7 @@ class SharedPrompts:
         parts = [(torch.cat(shared, 1) if len(shared) > 1 else shared[0]).view(kv_heads * rows, share, -1), own]
         if rule.sinks is not None:
             parts.append(rule.sinks.view(kv_heads, 1, share, 1).expand(-1, rows, -1, -1).reshape(kv_heads * rows, share, 1).to(own.dtype))
-        weights = torch.softmax(torch.cat(parts, -1), -1, dtype=torch.float32).to(value.dtype)  # [K * R, A/K, widest + seen]
+        weights = torch.softmax(torch.cat(parts, -1), -1)  # [K * R, A/K, widest + seen]; float32 within, whatever the precision
         out = torch.bmm(weights[..., seen.widest : seen.widest + own.shape[-1]], own_values).view(kv_heads, rows * share, -1)
         for number, live, inside in seen.prompts:
             run = slice(live.start * share, live.stop * share)

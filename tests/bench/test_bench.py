@@ -3,14 +3,16 @@
 import argparse
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
+from stages.model.adapters import Adapters
 from tests import tiny
-from tests.bench import bench, floor, jobs, processes
+from tests.bench import bench, floor, jobs, ours, processes
 from tests.bench.floor import Shape
 
 PROMPT, GROUP, NEW = 12, 3, 5
@@ -88,10 +90,9 @@ def test_a_process_that_takes_too_much_memory_is_stopped(tmp_path: Path, monkeyp
     assert processes.process(python("held = bytearray(200 * 2**20); import time; time.sleep(60)"), {"threads": 1}, tmp_path) is None
 
 
-def test_our_side_of_a_job_gives_its_figures(tmp_path: Path):
-    folder = tiny.save(tmp_path / "base")
-    job = {
-        "checkpoint": str(folder),
+def small_job(folder: Path) -> dict[str, Any]:
+    return {
+        "checkpoint": str(tiny.save(folder / "base")),
         "prompts": ["red green blue", "cup plate"],
         "group": 4,
         "new_tokens": 6,
@@ -104,9 +105,25 @@ def test_our_side_of_a_job_gives_its_figures(tmp_path: Path):
         "end_token": None,
         "floor": True,
     }
+
+
+def test_our_side_of_a_job_gives_its_figures(tmp_path: Path):
+    job = small_job(tmp_path)
     found = processes.ours(job, tmp_path)
     assert found is not None
     assert len(found["step_seconds"]) == len(found["floor_seconds"]) == 2
     assert 0 < sum(found["step_seconds"]) <= found["train_seconds"]
     assert 0.05 < found["peak_gigabytes"] < 4
     assert json.loads((tmp_path / "job.json").read_text())["group"] == 4
+
+
+def test_the_time_of_our_loop_begins_when_the_adapters_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    put_in = Adapters.add_fresh
+
+    def slowly(*arguments: Any) -> Any:
+        time.sleep(3)
+        return put_in(*arguments)
+
+    monkeypatch.setattr(Adapters, "add_fresh", slowly)
+    found = ours.grpo(small_job(tmp_path) | {"floor": False}, tiny.model(), tiny.RUNTIME)
+    assert found["train_seconds"] < 3

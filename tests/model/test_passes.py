@@ -181,6 +181,8 @@ def test_a_norm_is_transformers_with_its_gradient(dtype: torch.dtype):
     ours = llama.Norm(theirs.weight, torch.tensor([1e-5]))
     last = torch.finfo(dtype).eps
     torch.testing.assert_close(ours.of(states), theirs(states), rtol=2 * last, atol=1e-7)
+    if dtype == torch.bfloat16:  # what is rounded before the end moves a tenth and more of the numbers to the next
+        assert float((ours.of(states) == theirs(states)).float().mean()) > 0.97
     assert torch.equal(ours.of(states.detach()), ours.of(states))
     (found,), (expected,) = (torch.autograd.grad(norm(states), states, upstream) for norm in (ours.of, theirs))
     torch.testing.assert_close(found, expected, rtol=8 * last, atol=8 * last)
@@ -468,6 +470,9 @@ def test_layers_that_are_built_otherwise_or_whose_call_was_replaced_are_not_writ
         projection.weight = other.model.layers[1].self_attn.q_proj.weight
         other.model.layers[1].self_attn.q_proj = projection
         assert LlamaStack.of(other) is None
+    other = tiny.model()
+    other.model.norm.__class__ = type("OwnNorm", (LlamaRMSNorm,), {"__module__": "elsewhere"})
+    assert LlamaStack.of(other) is None
     replaced = tiny.model()
     replaced.base_model.layers[1].mlp.forward = lambda states: states
     assert LlamaStack.of(replaced) is None
