@@ -11,6 +11,7 @@ REWARD_ARTIFACTS = DATA / "rewards"
 ARTIFACTS = Path("artifacts")
 REPORTS = Path("reports")
 STATE = Path(".state")
+SWEEP_STATE = STATE / "sweep"
 
 BASE = ARTIFACTS / "base"
 BASE_RECORD = BASE / "base.json"

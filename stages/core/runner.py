@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 from stages.core import params as params_file
 from stages.core import restore
 from stages.core.errors import LeashError, SettingsError
+from stages.core.tether import die_with_parent
 
 P = TypeVar("P")
 
@@ -48,6 +49,8 @@ if (running := _running()) is not None:
     for stopping in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(stopping, functools.partial(_stopped, running))
     sys.excepthook = functools.partial(_mistaken, running)
+    if "DVC_STAGE" in os.environ:
+        die_with_parent(signal.SIGTERM)  # or a stage whose dvc was killed would go on writing beside the one of the next run
     # What torch and transformers make while they are imported lives as long as the process; looking for garbage among it is a
     # quarter of a stage's start. Stages import this module first, and `execute` turns the collector on, past what is there by then.
     gc.disable()
@@ -77,18 +80,8 @@ def run(stage: str, params: type[P], main: Callable[[P], Document]) -> NoReturn:
 
 def execute(stage: str, work: Callable[[], Document]) -> NoReturn:
     """Does the work with stdout kept clear of what libraries print, prints its document and exits with its code."""
-    if not gc.isenabled():
-        gc.freeze()
-        gc.enable()
-    try:
-        with _stdout_on_stderr():
-            document = work()
-    except LeashError as error:
-        _end(stage, error.lines(), error.exit_code)
-    except OSError as error:
-        if error.filename is None and error.errno not in DISK_FULL:
-            raise
-        _end(stage, [_cannot(stage, error)], 1)
+    with _refusing(stage), _stdout_on_stderr():
+        document = work()
     text = json.dumps({"path": document.path.as_posix(), "report": document.report}, indent=2, ensure_ascii=False, allow_nan=False)
     try:
         sys.stdout.write(text + "\n")
@@ -99,7 +92,30 @@ def execute(stage: str, work: Callable[[], Document]) -> NoReturn:
     sys.exit(0)
 
 
-def print_help(main: Callable[..., Document]) -> NoReturn:
+def attempt(name: str, work: Callable[[], None]) -> NoReturn:
+    """Does the work of a command that is no stage, which prints for itself, and exits with its code."""
+    with _refusing(name):
+        work()
+    sys.exit(0)
+
+
+@contextlib.contextmanager
+def _refusing(stage: str) -> Iterator[None]:
+    """Ends the process where the block refuses, with the lines of the refusal and its exit code."""
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
+    try:
+        yield
+    except LeashError as error:
+        _end(stage, error.lines(), error.exit_code)
+    except OSError as error:
+        if error.filename is None and error.errno not in DISK_FULL:
+            raise
+        _end(stage, [_cannot(stage, error)], 1)
+
+
+def print_help(main: Callable[..., object]) -> NoReturn:
     """Prints what the module of a stage's `main` says of itself, and exits."""
     module = inspect.getmodule(main)
     sys.stdout.write(f"{inspect.getdoc(module) or ''}\n")

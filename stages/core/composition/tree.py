@@ -24,6 +24,8 @@ from stages.core.settings.sections import KEYS, SECTIONS, build_all
 
 PRIMARY = "config"
 EXPERIMENT = "experiment"
+HYDRA = "hydra"
+"""The folder of conf/ with Hydra's own options, which are no settings of a run."""
 
 
 class Checked(NamedTuple):
@@ -90,7 +92,7 @@ def check(conf: Path, overrides: Sequence[Override]) -> Checked:
     accepted: list[str] = []
     problems: list[str] = []
     refused_groups: set[str] = set()
-    groups = {path.name for path in conf.iterdir() if path.is_dir()}
+    groups = {path.name for path in conf.iterdir() if path.is_dir()} - {HYDRA}
     for override in overrides:
         if override.key in KEYS:
             accepted.append(f"++{override.text}")

@@ -12,6 +12,7 @@ from stages.core.settings.grpo import Grpo
 from stages.core.settings.reward import Reward
 from stages.core.settings.runtime import Runtime
 from stages.core.settings.schema import build_one_of, leaves, unknown_key
+from stages.core.settings.sweep import Sweep
 
 SECTIONS: dict[str, tuple[type[Any], ...]] = {
     "base": (ToyBase, CheckpointBase),
@@ -21,6 +22,7 @@ SECTIONS: dict[str, tuple[type[Any], ...]] = {
     "evaluate": (Evaluate,),
     "export": (Export,),
     "runtime": (Runtime,),
+    "sweep": (Sweep,),
 }
 
 KEYS = frozenset(f"{section}.{key}" for section, classes in SECTIONS.items() for cls in classes for key in leaves(cls))

@@ -1,0 +1,39 @@
+"""Git, as a program: what it says, or in one line why it refused."""
+
+import subprocess
+from pathlib import Path
+
+from stages.core.errors import LeashError
+
+HERE = Path()
+
+
+class GitError(LeashError):
+    """A Git command that failed: the line says which, and what Git said of it."""
+
+
+def git(*arguments: str, folder: Path = HERE, check: bool = True) -> str:
+    """What the command wrote to stdout, without the final line break; "" where it failed and `check` is off. Raises GitError."""
+    done = _run(arguments, folder)
+    if done.returncode == 0:
+        return done.stdout.decode("utf-8", "surrogateescape").removesuffix("\n")
+    if not check:
+        return ""
+    said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+    raise GitError(f"git {' '.join(arguments)}: {said[-1] if said else f'exit code {done.returncode}'}")
+
+
+def git_bytes(*arguments: str, folder: Path = HERE) -> bytes | None:
+    """What the command wrote to stdout, as it is; None where it failed. Raises GitError where there is no Git at all."""
+    done = _run(arguments, folder)
+    return done.stdout if done.returncode == 0 else None
+
+
+def _run(arguments: tuple[str, ...], folder: Path) -> subprocess.CompletedProcess[bytes]:
+    try:
+        # A session of its own: what kills a sweep's process group must not stop Git with a reference half written.
+        return subprocess.run(
+            ["git", *arguments], cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, check=False, start_new_session=True
+        )
+    except FileNotFoundError as error:
+        raise GitError("git: it is not installed, or not on the path") from error

@@ -1,0 +1,150 @@
+"""What became of the jobs of a sweep: a record in each job's folder, and the table at the end, best first."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from stages.core import layout
+from stages.core.atomic import write_bytes
+from stages.core.composition import overrides
+from stages.core.errors import SettingsError
+from stages.core.settings.sweep import MAXIMIZE
+
+RAN, REUSED, FAILED = "ran", "ran before", "failed"
+EVALUATE = "evaluate"
+RECORD = "job.json"
+SUMMARY = "sweep.json"
+
+
+class Outcome(NamedTuple):
+    """What became of one job."""
+
+    number: int
+    overrides: list[str]
+    """Its own; not those that are recorded for all."""
+    status: str
+    experiment: str | None = None
+    figure: float | None = None
+    low: float | None = None
+    high: float | None = None
+    seconds: float | None = None
+    problem: str | None = None
+
+
+class Figure(NamedTuple):
+    """A figure of a report, with its interval where it has one; None where the report has null."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+class Sweep(NamedTuple):
+    """A sweep that was started."""
+
+    folder: Path
+    metric: str
+    direction: str
+
+
+class Started(Callback):  # type: ignore[misc]  # Hydra has no types
+    """Hydra calls it before any job starts; it keeps what the table at the end needs, which Hydra gives no one where a job failed."""
+
+    sweep: Sweep | None = None
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        """Keeps where the sweep writes, and what its jobs are ranked by."""
+        Started.sweep = Sweep(Path(config.hydra.sweep.dir), config.sweep.metric, config.sweep.direction)
+
+
+def report_of(metric: str) -> str:
+    """The stage whose report holds the metric."""
+    stage, dot, _ = metric.rpartition(".")
+    return stage if dot else EVALUATE
+
+
+def figure(report: Mapping[str, Any], metric: str) -> Figure:
+    """The metric as the report has it; raises SettingsError where it has no such figure."""
+    name = metric.rpartition(".")[2]
+    value = report.get(name)
+    if name not in report or isinstance(value, bool | str | list | dict):
+        there = ", ".join(key for key, found in report.items() if isinstance(found, int | float) or found is None)
+        raise SettingsError(f"sweep.metric: {layout.report(report_of(metric))} has no figure {name}; it has {there}")
+    return Figure(value, report.get(f"{name}_low"), report.get(f"{name}_high"))
+
+
+def shown(metric: str, outcome: Outcome) -> str:
+    """The figure in words, with its interval."""
+    if outcome.figure is None:
+        return f"{metric} null"
+    interval = f" [{outcome.low:.4g}, {outcome.high:.4g}]" if outcome.low is not None and outcome.high is not None else ""
+    return f"{metric} {outcome.figure:.4g}{interval}"
+
+
+def reason(log: str) -> str:
+    """The line of DVC's log that says why a stage failed: the stage's own last one, or DVC's."""
+    lines = [line for line in log.splitlines() if line.strip() and not line.startswith("dvc.yaml: DVC removed")]
+    last = next((number for number in reversed(range(len(lines))) if lines[number].startswith("ERROR: failed to reproduce")), None)
+    if last is None:
+        return lines[-1] if lines else "DVC said nothing"
+    own = lines[last - 1] if last and not lines[last - 1].startswith(("Running stage", "> ")) else lines[last]
+    return own.strip()
+
+
+def write(folder: Path, outcome: Outcome) -> None:
+    """Records what became of a job in its folder."""
+    write_bytes(folder / RECORD, (json.dumps(outcome._asdict(), indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def read_all(folder: Path) -> list[Outcome]:
+    """What became of the jobs of a sweep that have ended, by number."""
+    found = [Outcome(**json.loads(path.read_bytes())) for path in folder.glob(f"*/{RECORD}")]
+    return sorted(found, key=lambda outcome: outcome.number)
+
+
+def ranked(outcomes: Sequence[Outcome], direction: str) -> list[Outcome]:
+    """Best first; those without a figure after them, those that failed last."""
+
+    def place(outcome: Outcome) -> tuple[int, float]:
+        if outcome.figure is None or not math.isfinite(outcome.figure):
+            return (2 if outcome.status == FAILED else 1), 0.0
+        return 0, -outcome.figure if direction == MAXIMIZE else outcome.figure
+
+    return sorted(outcomes, key=place)
+
+
+def conclude(sweep: Sweep, console: Console) -> list[str]:
+    """Prints the jobs of a sweep best first, writes them to its folder, and gives the problems of those that failed."""
+    outcomes = ranked(read_all(sweep.folder), sweep.direction)
+    if not outcomes:
+        return []
+    console.print(*_table(outcomes, sweep.metric), sep="\n")
+    jobs = [outcome._asdict() for outcome in outcomes]
+    summary = {"metric": sweep.metric, "direction": sweep.direction, "jobs": jobs}
+    write_bytes(sweep.folder / SUMMARY, (json.dumps(summary, indent=2, ensure_ascii=False) + "\n").encode())
+    return [outcome.problem for outcome in outcomes if outcome.problem]
+
+
+def _table(outcomes: Sequence[Outcome], metric: str) -> Iterator[Text | Table]:
+    """What holds for all jobs, then a row per job: what it changed, a column for each key in which jobs differ, and its figure."""
+    settings = {outcome.number: {overrides.key_of(text): text.partition("=")[2] for text in outcome.overrides} for outcome in outcomes}
+    keys = list(dict.fromkeys(key for of_job in settings.values() for key in of_job))
+    differing = [key for key in keys if len({of_job.get(key) for of_job in settings.values()}) > 1]
+    if fixed := [f"{key}={settings[outcomes[0].number][key]}" for key in keys if key not in differing]:
+        yield Text(f"all jobs: {' '.join(fixed)}")
+    table = Table("job", *differing, metric, "95% interval", "experiment", "", box=None)
+    for outcome in outcomes:
+        row = [str(outcome.number), *(settings[outcome.number].get(key, "") for key in differing)]
+        row.append("" if outcome.figure is None else f"{outcome.figure:.4f}")
+        row.append("" if outcome.low is None or outcome.high is None else f"[{outcome.low:.4f}, {outcome.high:.4f}]")
+        took = f"{outcome.seconds:.1f} s" if outcome.status == RAN and outcome.seconds is not None else outcome.status
+        table.add_row(*map(Text, [*row, outcome.experiment or "", took]))
+    yield table
