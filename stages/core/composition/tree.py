@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import yaml
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -122,6 +123,8 @@ def _option(conf: Path, override: Override) -> str | None:
 
 
 def _compose(conf: Path, overrides: list[str]) -> Tree:
+    around = GlobalHydra.instance().hydra  # that of a sweep, whose job composes within it
+    GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(conf.resolve()), version_base="1.3"):
             config = compose(PRIMARY, overrides=overrides)
@@ -133,6 +136,8 @@ def _compose(conf: Path, overrides: list[str]) -> Tree:
         raise SettingsError(f"{conf}/{PRIMARY}.yaml: Hydra cannot compose it: {text}") from error
     except RecursionError as error:
         raise SettingsError(f"{conf}/: a value in it refers to itself through a YAML anchor; write the value out") from error
+    finally:
+        GlobalHydra.instance().hydra = around
     values: dict[str, Any] = {}
     problems: list[str] = []
     for name in config:
