@@ -86,11 +86,16 @@ def _existing(settings: CheckpointBase) -> BaseRecord:
 
 def _recorded(folder: Path, model: str, settings: ToyBase | CheckpointBase, found: source.Source | None = None) -> BaseRecord:
     """The record of the checkpoint in `folder`; one that was just made will lie in artifacts/base/checkpoint."""
-    lies_in = layout.BASE_CHECKPOINT if folder == BUILDING else None if found and found.on_hub else folder
     written = settings if isinstance(settings, CheckpointBase) else None
+    if folder == BUILDING:
+        lies_in = layout.BASE_CHECKPOINT.as_posix()
+    elif found is None or found.on_hub:
+        lies_in = None
+    else:  # as written where it is relative, so that the record is the same wherever the stage runs
+        lies_in = folder.as_posix() if model.startswith(source.PACKAGE) else Path(model).as_posix()
     return checkpoint.record(
         folder,
-        lies_in=None if lies_in is None else lies_in.as_posix(),
+        lies_in=lies_in,
         model=model,
         revision=written.revision if written else None,
         commit=found.commit if found else None,

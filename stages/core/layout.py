@@ -1,5 +1,6 @@
 """Where the pipeline's files lie, relative to the project's root; the same word names a stage everywhere."""
 
+import os
 from pathlib import Path
 
 PARAMS = Path("params.yaml")
@@ -42,3 +43,13 @@ def curve(stage: str) -> Path:
 def history(stage: str) -> Path:
     """Where a running stage appends its steps as it goes: .state/<stage>/history.jsonl."""
     return STATE / stage / "history.jsonl"
+
+
+def outside(path: str) -> Path:
+    """A path that settings name outside the project's own folders: a relative one counts from the workspace that started the run.
+
+    A job of a sweep, or of `dvc exp run --temp`, runs in a checkout elsewhere; DVC_ROOT says where it was started.
+    """
+    started_in = os.environ.get("DVC_ROOT")
+    elsewhere = started_in is not None and Path(started_in).resolve() != Path.cwd()
+    return Path(started_in or "", path) if elsewhere else Path(path)

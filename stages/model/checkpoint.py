@@ -123,7 +123,10 @@ def find(base: BaseRecord) -> Found:
     """Finds the checkpoint and loads its tokenizer; raises BaseError where it is not the one recorded. No weights are loaded."""
     if base.precision not in DTYPES:
         raise BaseError(f"{layout.BASE_RECORD}: precision {base.precision!r} is not what the base stage writes; run `dvc repro -f base`")
-    folder = Path(base.folder) if base.folder else source.resolve(base.model, base.commit, base.gguf_file).folder
+    if base.folder is None:
+        folder = source.resolve(base.model, base.commit, base.gguf_file).folder
+    else:
+        folder = layout.BASE_CHECKPOINT if base.folder == layout.BASE_CHECKPOINT.as_posix() else layout.outside(base.folder)
     if not folder.is_dir():
         raise BaseError(
             f"base.model: {folder}, where base.json found the checkpoint, is not there; bring it back or run `dvc repro -f base`"

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+from stages.core import layout
 from stages.core.errors import BaseError
 
 PACKAGE = "package:"
@@ -27,8 +28,8 @@ def resolve(model: str, revision: str | None, gguf_file: str | None) -> Source:
     """The folder that `base.model` names; fetches a hub id's files where the hub's cache lacks them. Raises BaseError."""
     if model.startswith(PACKAGE):
         return Source(_package_folder(model.removeprefix(PACKAGE)), None, on_hub=False)
-    if model.startswith((".", "/")) or Path(model).is_dir():
-        folder = Path(model)
+    if model.startswith((".", "/")) or layout.outside(model).is_dir():
+        folder = layout.outside(model)
         if not folder.is_dir():
             raise BaseError(f"base.model: {model} is not a folder; a name that starts with . or / is a path")
         return Source(folder, None, on_hub=False)

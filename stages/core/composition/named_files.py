@@ -86,7 +86,7 @@ def _reward(key: str, source: str) -> list[str]:
 def _base(base: Base) -> list[str]:
     if base.model.startswith(PACKAGE):
         return _package(base, base.model.removeprefix(PACKAGE)) + _no_revision(base)
-    if base.model.startswith((".", "/")) or _is(Path.exists, base.model):
+    if base.model.startswith((".", "/")) or _is(Path.exists, str(layout.outside(base.model))):
         return _folder(base) + _no_revision(base)
     if not _HUB_ID.fullmatch(base.model):
         return [f'base.model: "{base.model}" is neither a folder that exists, nor {PACKAGE}<name>, nor a hub id such as owner/name']
@@ -94,12 +94,13 @@ def _base(base: Base) -> list[str]:
 
 
 def _folder(base: Base) -> list[str]:
-    if not _is(Path.is_dir, base.model):
-        what = "is a file" if _is(Path.exists, base.model) else "does not exist"
+    folder = str(layout.outside(base.model))
+    if not _is(Path.is_dir, folder):
+        what = "is a file" if _is(Path.exists, folder) else "does not exist"
         return [f"base.model: the folder {base.model} {what}; name a folder with a checkpoint in it"]
-    if _lies_under(base.model, layout.ARTIFACTS):
+    if _lies_under(folder, layout.outside(layout.ARTIFACTS.as_posix())):
         return [f"base.model: {base.model} lies under {layout.ARTIFACTS}/, so it names the pipeline's own output as its input; copy it out"]
-    return _gguf(base, [base.model])
+    return _gguf(base, [folder])
 
 
 def _package(base: Base, name: str) -> list[str]:
