@@ -27,7 +27,6 @@ from stages.core.settings.sections import KEYS, SECTIONS
 from stages.versions import pipeline, processes, reproduce, results, workspace
 from stages.versions.git import git, git_bytes
 from stages.versions.reproduce import Step
-from stages.versions.workspace import Workspace
 
 LOG = "dvc.log"
 NOT_OF_A_RUN = ("runtime", "sweep")
@@ -97,7 +96,7 @@ class Job:
         site = workspace.JOBS / f"{name}.site"
         with workspace.checked_out(name, self.commit) as checkout:
             write_bytes(checkout.project / layout.OVERRIDES, overrides.render(self.texts))
-            steps = self._steps(checkout, values)
+            steps = self._steps(values)
             command = [sys.executable, "-m", reproduce.__name__, reproduce.encode(steps)]
             try:
                 code = processes.run_in_group(command, checkout.project, _environment(site))
@@ -107,13 +106,13 @@ class Job:
                 raise self._failed(code, steps)
             workspace.record(checkout, self.commit, name, f"sweep: {' '.join(self.own) or 'as recorded'}")
 
-    def _steps(self, checkout: Workspace, values: Mapping[str, Mapping[str, Any]]) -> list[Step]:
-        """What DVC is to do: fetch tracked data, run what jobs share and then all, and say whether all of it was kept."""
+    def _steps(self, values: Mapping[str, Mapping[str, Any]]) -> list[Step]:
+        """What DVC is to do: link what the commit's lock names and the cache has, run what jobs share, run all, say what was kept.
+
+        Without the first, DVC would bring each stage's outputs back by itself, and write its lock anew for each: half a second apiece.
+        """
         log = str((self.folder / LOG).resolve())
-        steps = []
-        tracked = git("ls-files", "*.dvc", folder=checkout.project).splitlines()
-        if tracked:
-            steps.append(Step(["checkout", *tracked], log, {}, self.title))
+        steps = [Step(["checkout", "--allow-missing"], log, {}, self.title)]
         for run in pipeline.shared(pipeline.read(), sections(self.own)):
             keys = {stage.name: pipeline.key(stage, self.commit, values) for stage in run}
             locks = {stage: str((layout.SWEEP_STATE / "stages" / f"{stage}-{key}.lock").resolve()) for stage, key in keys.items()}
