@@ -19,7 +19,7 @@ from rich.console import Console
 
 from stages.core import layout, runner
 from stages.core.composition import overrides
-from stages.core.errors import LeashError, SettingsError
+from stages.core.errors import LeashError
 from stages.versions import job, launch, processes, results, workspace
 
 PRIMARY = "multirun"
@@ -31,11 +31,12 @@ WIDTH = 200
 def main(arguments: Sequence[str]) -> None:
     """Runs the jobs and prints the table; raises LeashError where a job failed or none could start."""
     command = launch.read(arguments, overrides.recorded(layout.OVERRIDES))
-    launch.require_committed()
-    launch.require_runnable(command.overrides)
-    workspace.remove_abandoned()
-    processes.name_sweep()
-    sys.argv = [sys.argv[0], *command.flags, *command.overrides]
+    if command.runs:
+        launch.require_committed()
+        launch.require_runnable(command.overrides)
+        workspace.remove_abandoned()
+        processes.name_sweep()
+    sys.argv = [sys.argv[0], *command.arguments]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here as they are, and not as Hydra's report of them
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
     failure: LeashError | None = None
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str]) -> None:
     except LeashError as error:  # the first job that failed; the others have run all the same
         failure = error
     except (HydraException, OmegaConfBaseException) as error:
-        raise SettingsError(f"{layout.CONF}/{PRIMARY}.yaml: {' '.join(str(error).split())}") from error
+        raise launch.explained(error) from error
     finally:
         workspace.remove_abandoned()
     if results.Started.sweep is not None:

@@ -29,8 +29,6 @@ from stages.versions.git import git, git_bytes
 from stages.versions.reproduce import Step
 
 LOG = "dvc.log"
-NOT_OF_A_RUN = ("runtime", "sweep")
-"""Sections that no stage depends on, so that they make no other experiment."""
 _SHARED = "shared"
 
 
@@ -144,7 +142,7 @@ class Job:
 
 def experiment_name(values: Mapping[str, Mapping[str, Any]]) -> str:
     """The name of the experiment with these settings: the same settings give the same one, however they were put."""
-    counted = {section: of_section for section, of_section in values.items() if section not in NOT_OF_A_RUN}
+    counted = {section: of_section for section, of_section in values.items() if section not in results.NOT_OF_A_RUN}
     flat = sorted(params_yaml.flatten(counted).items())
     return f"sweep-{hashlib.sha256(json.dumps(flat).encode()).hexdigest()[:10]}"
 
@@ -156,7 +154,7 @@ def sections(texts: Sequence[str]) -> set[str]:
         key = overrides.key_of(text)
         section = key.partition(".")[0] if key in KEYS else key
         moved |= {section} if section in SECTIONS else set(SECTIONS)
-    return moved - set(NOT_OF_A_RUN)
+    return moved - set(results.NOT_OF_A_RUN)
 
 
 def _environment(site: Path) -> dict[str, str]:

@@ -4,14 +4,17 @@ A job runs the last commit, so what is not committed would be left out of it wit
 now, not after hours of other jobs.
 """
 
-import shlex
-from collections.abc import Sequence
+import difflib
+import json
+import re
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import HydraException
 
 from stages.core import layout, restore
@@ -19,31 +22,39 @@ from stages.core.composition import overrides, tree
 from stages.core.errors import SettingsError
 from stages.core.progress import bar
 from stages.core.settings.schema import show
-from stages.versions.git import git
+from stages.versions import results
+from stages.versions.git import git, git_bytes
 
 RUN_FROM = ("conf", "stages", "data", "dvc.yaml")
 """What a job takes from the commit; lock and reports it writes itself, so those may differ."""
+PLUGINS = {"submitit": "hydra-submitit-launcher", "ray": "hydra-ray-launcher", "optuna": "hydra-optuna-sweeper"}
+"""The distributions of the plugins that conf/hydra/ has presets for, by how Hydra calls their options."""
 
 
 class CommandLine(NamedTuple):
     """A sweep's command line as Hydra is to get it."""
 
-    flags: list[str]
-    """Hydra's own options."""
+    arguments: list[str]
+    """Hydra's own options, then the overrides: the recorded ones first, those that were given after them."""
     overrides: list[str]
-    """The recorded overrides first, then those that were given."""
+    """The latter alone."""
+    runs: bool
+    """Whether jobs are to run, and not something to be shown."""
 
 
 def read(arguments: Sequence[str], recorded: Sequence[str]) -> CommandLine:
     """Sorts the arguments, with the recorded overrides that they do not replace before them; raises SettingsError."""
-    parsed, unknown = get_args_parser().parse_known_args(list(arguments))
+    asked, unknown = get_args_parser().parse_known_args(list(arguments))
     if unknown:
         raise SettingsError(f"{unknown[0]}: neither an option of Hydra's nor KEY=VALUES; python -m stages.sweep --help tells of both")
-    given = list(parsed.overrides)
-    flags = [argument for argument in arguments if argument not in given]
+    if asked.run:
+        raise SettingsError("--run: a sweep always runs as a multirun; for a single job name one value per key, or none")
+    given: list[str] = list(asked.overrides)
     keys = {overrides.key_of(text) for text in given}
     kept = [f"++{text}" if "." in overrides.key_of(text) else text for text in recorded if overrides.key_of(text) not in keys]
-    return CommandLine(flags, [*kept, *given])
+    flags = [argument for argument in arguments if argument not in [*given, "-m", "--multirun"]]
+    runs = not _shows(asked)
+    return CommandLine([*flags, *["--multirun"] * runs, *kept, *given], [*kept, *given], runs)
 
 
 def require_committed() -> None:
@@ -52,30 +63,36 @@ def require_committed() -> None:
         raise SettingsError(f"{restore.PIPELINE}: a sweep's jobs run the last commit, and there is none here; commit the project first")
     changed = git("status", "--porcelain", "--", *RUN_FROM).splitlines()
     if changed:
-        paths = [shlex.quote(line[3:]) for line in changed]
-        listed = " ".join(paths[:5]) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")
+        paths = [line[3:] for line in changed]
+        listed = ", ".join(paths[:5]) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")
         raise SettingsError(
-            f"{paths[0]}: a sweep's jobs run the last commit, and what differs from it would be left out of them: {listed}; "
-            "commit it (git add, git commit), or take it back (git stash), and run the sweep again"
+            f"{paths[0]}: a sweep's jobs run the last commit, and what differs from it would be left out of them ({listed}); "
+            "commit it, or take it back, and run the sweep again"
         )
 
 
 def require_runnable(texts: Sequence[str]) -> None:
     """Raises SettingsError with everything that is wrong with any job's settings, each problem once.
 
-    A range that a sweeper of another kind searches is tried at both of its ends.
+    An interval that a sweeper of another kind searches is tried at both of its ends.
     """
-    try:
-        parsed = [override for override in map(OverridesParser.create().parse_override, texts) if not _is_hydras(override)]
-        jobs = BasicSweeper.split_arguments([_ends(override) for override in parsed], None)[0]
-    except (HydraException, ValueError) as error:
-        raise SettingsError(f"{' '.join(map(shlex.quote, texts))}: {' '.join(str(error).split())}") from error
     problems: dict[str, None] = {}
+    read = []
+    for text in texts:
+        try:
+            override = OverridesParser.create().parse_override(text)
+            if not _is_hydras(override):
+                problems |= dict.fromkeys(_not_swept(override))
+                read.append(_listed(override))
+        except (HydraException, ValueError) as error:
+            raise SettingsError(f"{text}: expected KEY=VALUES in Hydra's grammar: {' '.join(str(error).split())}") from error
+    jobs = BasicSweeper.split_arguments(read, None)[0]
     with bar(len(jobs), "checking") as advance:
         for job in jobs:
-            read = overrides.parse(job)
+            parsed = overrides.parse(job)
             try:
-                tree.composed(layout.CONF, [override.text for override in read.overrides], read.problems)
+                values = tree.composed(layout.CONF, [override.text for override in parsed.overrides], parsed.problems)
+                problems |= dict.fromkeys(_metric_not_there(values["sweep"]["metric"]))
             except SettingsError as error:
                 problems |= dict.fromkeys(error.problems)
             advance()
@@ -83,16 +100,56 @@ def require_runnable(texts: Sequence[str]) -> None:
         raise SettingsError(list(problems))
 
 
+def explained(error: Exception) -> SettingsError:
+    """Hydra's own refusal of a sweep in one line, with what to do."""
+    text = re.sub(r" Config search path:.*", "", " ".join(str(error).split()))
+    plugin = next((PLUGINS[name] for name in re.findall(r"Could not (?:load|find) 'hydra/\w+/([a-z]+)", text) if name in PLUGINS), None)
+    if plugin:
+        text += f"; it comes with a plugin: pip install {plugin}"
+    elif "INTERVAL_SWEEP" in text:
+        text = f"an interval is searched and not run through; name values, or add hydra/sweeper=search (pip install {PLUGINS['optuna']})"
+    return SettingsError(f"the sweep cannot be composed: {text}")
+
+
+def _shows(asked: Namespace) -> bool:
+    return bool(asked.cfg or asked.info or asked.hydra_help or asked.shell_completion)
+
+
 def _is_hydras(override: Override) -> bool:
-    return override.key_or_group.split(".")[0].split("/")[0] == tree.HYDRA
+    return re.match(rf"{tree.HYDRA}(?:[./]|$)", override.key_or_group) is not None
 
 
-def _ends(override: Override) -> Override:
-    """The override, with the two ends of an interval in its place."""
-    if not override.is_sweep_override() or override.is_discrete_sweep():
+def _not_swept(override: Override) -> Iterator[str]:
+    section = override.key_or_group.partition(".")[0]
+    if override.is_sweep_override() and section in results.NOT_OF_A_RUN:
+        yield (
+            f"{override.key_or_group}: no stage depends on {section}, so its values would all make one experiment; "
+            "give one value for all jobs"
+        )
+
+
+def _listed(override: Override) -> Override:
+    """The override with plain choices: those that a glob matches, the two ends of an interval."""
+    if not override.is_sweep_override():
         return override
-    interval = override.value()
-    low, high = getattr(interval, "start", None), getattr(interval, "end", None)
-    if low is None or high is None:
-        raise SettingsError(f"{override.key_or_group}: choices, a range or an interval is expected, found {show(override.input_line)}")
-    return OverridesParser.create().parse_override(f"{override.get_key_element()}={low},{high}")
+    value = override.value()
+    if isinstance(value, Glob):
+        choices = value.filter(tree.options(layout.CONF, override.key_or_group))
+        if not choices:
+            raise ValueError(f"no file in {layout.CONF}/{override.key_or_group}/ matches")
+    elif override.is_discrete_sweep():
+        return override
+    else:
+        choices = [str(getattr(value, "start", None)), str(getattr(value, "end", None))]
+    return OverridesParser.create().parse_override(f"{override.get_key_element()}={','.join(choices)}")
+
+
+def _metric_not_there(metric: str) -> Iterator[str]:
+    """A problem where the last commit has the report, and no such figure in it; a training reward's figures come and go."""
+    name = metric.rpartition(".")[2]
+    content = git_bytes("show", f"HEAD:./{layout.report(results.report_of(metric))}")
+    figures = results.figures(json.loads(content)) if content is not None else []
+    if figures and name not in figures and not name.startswith("training_"):
+        near = difflib.get_close_matches(name, figures, n=3)
+        there = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(figures)}"
+        yield f"sweep.metric: {layout.report(results.report_of(metric))} has no figure {show(name)}; {there}"

@@ -20,6 +20,8 @@ from stages.core.settings.sweep import MAXIMIZE
 
 RAN, REUSED, FAILED = "ran", "ran before", "failed"
 EVALUATE = "evaluate"
+NOT_OF_A_RUN = ("runtime", "sweep")
+"""Sections that no stage depends on, so that they make no other experiment."""
 RECORD = "job.json"
 SUMMARY = "sweep.json"
 
@@ -71,14 +73,19 @@ def report_of(metric: str) -> str:
     return stage if dot else EVALUATE
 
 
+def figures(report: Mapping[str, Any]) -> list[str]:
+    """The names of what a report measured: its numbers, and nulls in their place."""
+    return [name for name, value in report.items() if value is None or (isinstance(value, int | float) and not isinstance(value, bool))]
+
+
 def figure(report: Mapping[str, Any], metric: str) -> Figure:
     """The metric as the report has it; raises SettingsError where it has no such figure."""
     name = metric.rpartition(".")[2]
-    value = report.get(name)
-    if name not in report or isinstance(value, bool | str | list | dict):
-        there = ", ".join(key for key, found in report.items() if isinstance(found, int | float) or found is None)
-        raise SettingsError(f"sweep.metric: {layout.report(report_of(metric))} has no figure {name}; it has {there}")
-    return Figure(value, report.get(f"{name}_low"), report.get(f"{name}_high"))
+    if name not in figures(report):
+        raise SettingsError(
+            f"sweep.metric: {layout.report(report_of(metric))} has no figure {name} here; it has {', '.join(figures(report))}"
+        )
+    return Figure(report[name], report.get(f"{name}_low"), report.get(f"{name}_high"))
 
 
 def shown(metric: str, outcome: Outcome) -> str:
