@@ -24,7 +24,7 @@ from stages.core.errors import LeashError
 from stages.core.locks import held
 from stages.core.progress import say
 from stages.core.settings.sections import KEYS, SECTIONS
-from stages.versions import pipeline, processes, reproduce, results, workspace
+from stages.versions import launch, pipeline, processes, reproduce, results, workspace
 from stages.versions.git import git, git_bytes
 from stages.versions.reproduce import Step
 
@@ -38,16 +38,16 @@ class JobError(LeashError):
 
 def run(config: DictConfig) -> float | None:
     """Runs the job that Hydra composed, and returns its figure, which is None where the report has none. Raises LeashError."""
+    processes.end_with_sweep()
     hydra = HydraConfig.get()
     job = Job(
         number=hydra.job.num,
         folder=Path(hydra.runtime.output_dir),
-        texts=[text for text in hydra.overrides.task if not overrides.key_of(text).startswith("sweep.")],
+        texts=[launch.as_recorded(text) for text in hydra.overrides.task if not overrides.key_of(text).startswith("sweep.")],
         metric=config.sweep.metric,
         sweep_folder=Path(hydra.runtime.output_dir).parent,
     )
-    with processes.ended_with_sweep():
-        return job.run()
+    return job.run()
 
 
 class Job:

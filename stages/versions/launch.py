@@ -50,9 +50,12 @@ def read(arguments: Sequence[str], recorded: Sequence[str]) -> CommandLine:
     if asked.run:
         raise SettingsError("--run: a sweep always runs as a multirun; for a single job name one value per key, or none")
     given: list[str] = list(asked.overrides)
+    if removed := [text for text in given if text.startswith("~")]:
+        raise SettingsError(f"{removed[0]}: nothing can be left out of the settings; name the keys to be set")
     keys = {overrides.key_of(text) for text in given}
     kept = [f"++{text}" if "." in overrides.key_of(text) else text for text in recorded if overrides.key_of(text) not in keys]
-    flags = [argument for argument in arguments if argument not in [*given, "-m", "--multirun"]]
+    kept, given = ([_without_option(text) for text in texts] for texts in (kept, given))
+    flags = [argument for argument in arguments if argument not in [*asked.overrides, "-m", "--multirun"]]
     runs = not _shows(asked)
     return CommandLine([*flags, *["--multirun"] * runs, *kept, *given], [*kept, *given], runs)
 
@@ -78,7 +81,7 @@ def require_runnable(texts: Sequence[str]) -> None:
     """
     problems: dict[str, None] = {}
     read = []
-    for text in texts:
+    for text in map(as_recorded, texts):
         try:
             override = OverridesParser.create().parse_override(text)
             if not _is_hydras(override):
@@ -115,6 +118,17 @@ def _shows(asked: Namespace) -> bool:
     return bool(asked.cfg or asked.info or asked.hydra_help or asked.shell_completion)
 
 
+def as_recorded(text: str) -> str:
+    """An override of a job's, which Hydra has given it, as conf/overrides.yaml takes it."""
+    return f"{text[1:].partition('=')[0]}=null" if text.startswith("~") else text
+
+
+def _without_option(text: str) -> str:
+    """`group=null` in Hydra's own words."""
+    key, _, value = text.partition("=")
+    return f"~{key}" if value == "null" and "." not in key else text
+
+
 def _is_hydras(override: Override) -> bool:
     return re.match(rf"{tree.HYDRA}(?:[./]|$)", override.key_or_group) is not None
 
@@ -129,7 +143,9 @@ def _not_swept(override: Override) -> Iterator[str]:
 
 
 def _listed(override: Override) -> Override:
-    """The override with plain choices: those that a glob matches, the two ends of an interval."""
+    """The override with plain choices: those that a glob matches, the two ends of an interval. Raises ValueError."""
+    if "." not in override.key_or_group and override.is_sweep_override() and "null" in (override.get_value_string() or "").split(","):
+        raise ValueError("null is no option beside others; sweep the others, and run it by itself")
     if not override.is_sweep_override():
         return override
     value = override.value()

@@ -1,12 +1,14 @@
 """Processes of a job that end with it, and a job that ends with its sweep, however that ended."""
 
 import contextlib
+import functools
 import os
 import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -38,32 +40,23 @@ def name_sweep() -> None:
     os.environ[SWEEP] = f"{socket.gethostname()} {os.getpid()}"
 
 
-@contextlib.contextmanager
-def ended_with_sweep() -> Iterator[None]:
-    """Ends this process, and what it started, when the sweep that it is a job of is gone: killed, it could tell no one.
+@functools.cache
+def end_with_sweep() -> None:
+    """Has this process, and what it started, end when the sweep that it works for is gone: killed, a sweep could tell no one.
 
-    A sweep on another machine is not watched; there the cluster's own commands end a job.
+    It goes on watching between jobs, where a launcher keeps its processes. A sweep on another machine is not watched; there the
+    cluster's own commands end a job.
     """
     machine, _, number = os.environ.get(SWEEP, "").partition(" ")
-    if machine != socket.gethostname() or int(number) == os.getpid():
-        yield
-        return
-    over = threading.Event()
-    threading.Thread(target=_watch, args=(int(number), over), daemon=True).start()
-    try:
-        yield
-    finally:
-        over.set()
+    if machine == socket.gethostname() and int(number) != os.getpid():
+        threading.Thread(target=_watch, args=(int(number),), daemon=True).start()
 
 
-def _watch(sweep: int, over: threading.Event) -> None:
-    try:
+def _watch(sweep: int) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(sweep)
         while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-            if over.wait(_LOOK_SECONDS):
-                return
-    except psutil.NoSuchProcess:
-        pass
+            time.sleep(_LOOK_SECONDS)
     for group in list(_groups):
         _kill(group)
     os._exit(1)
