@@ -1,4 +1,4 @@
-"""Running a stage from the command line: one JSON document on stdout where it ends well, lines on stderr where it refuses.
+"""Running a stage from the command line: one document on stdout where it ends well, lines on stderr where it refuses.
 
 Exit codes: 2 for settings, 1 for content, models and runs (each error carries its own), 130 when interrupted. Any other
 exception is our own mistake and keeps its traceback.
@@ -77,19 +77,28 @@ def run(stage: str, params: type[P], main: Callable[[P], Document]) -> NoReturn:
 
 def execute(stage: str, work: Callable[[], Document]) -> NoReturn:
     """Does the work with stdout kept clear of what libraries print, prints its document and exits with its code."""
+
+    def text() -> str:
+        document = work()
+        return as_json({"path": document.path.as_posix(), "report": document.report})
+
+    finish(stage, text)
+
+
+def finish(stage: str, work: Callable[[], str]) -> NoReturn:
+    """Does the work as `execute` does, and prints the text that it returns."""
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
     try:
         with _stdout_on_stderr():
-            document = work()
+            text = work()
     except LeashError as error:
         _end(stage, error.lines(), error.exit_code)
     except OSError as error:
         if error.filename is None and error.errno not in DISK_FULL:
             raise
         _end(stage, [_cannot(stage, error)], 1)
-    text = json.dumps({"path": document.path.as_posix(), "report": document.report}, indent=2, ensure_ascii=False, allow_nan=False)
     try:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
@@ -99,7 +108,12 @@ def execute(stage: str, work: Callable[[], Document]) -> NoReturn:
     sys.exit(0)
 
 
-def print_help(main: Callable[..., Document]) -> NoReturn:
+def as_json(document: Mapping[str, Any]) -> str:
+    """One pretty object, as it is printed; a number that is not finite is our own mistake."""
+    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def print_help(main: Callable[..., object]) -> NoReturn:
     """Prints what the module of a stage's `main` says of itself, and exits."""
     module = inspect.getmodule(main)
     sys.stdout.write(f"{inspect.getdoc(module) or ''}\n")

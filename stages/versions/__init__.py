@@ -1,0 +1,1 @@
+"""What Git and DVC keep: revisions and how they differ, experiments, sweep jobs."""
