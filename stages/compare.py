@@ -13,17 +13,25 @@ import dataclasses
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from stages.core import layout, runner
+from stages.core import params as params_file
 from stages.core.atomic import write_bytes
-from stages.core.errors import SettingsError
+from stages.core.errors import ArtifactError, SettingsError
 from stages.core.progress import say
+from stages.core.settings.evaluate import Evaluate
+from stages.core.settings.runtime import Runtime
+from stages.files import artifacts, records
 from stages.learning.metrics import bootstrap_mean
-from stages.versions import comparison, comparison_html, comparison_text, snapshot
+from stages.versions import comparison, comparison_html, comparison_text, completions, shared_base, snapshot, updates
+from stages.versions.comparison import Version
 from stages.versions.comparison_text import Page
+from stages.versions.completions import Heldout
 from stages.versions.revision import WORKSPACE, resolve
+from stages.versions.snapshot import Snapshot
 
 MOST_SAMPLES = 1000
 PAGES = (".html", ".htm")
@@ -39,20 +47,60 @@ class Request(NamedTuple):
     samples: int | None
 
 
+@dataclass(frozen=True)
+class Evaluated:
+    """The section of B's settings that new completions are drawn by."""
+
+    evaluate: Evaluate
+
+
+@dataclass(frozen=True)
+class Computed:
+    """The section of the workspace's settings that says where and how."""
+
+    runtime: Runtime
+
+
 def main(request: Request, page: Page = comparison_text.PLAIN) -> str:
     """Compares, writes the page where one is asked for, and returns what is to be printed."""
     with snapshot.opened(resolve(request.a)) as a, snapshot.opened(resolve(request.b)) as b:
-        read_a, read_b = comparison.read(a), comparison.read(b)
-        compared = comparison.compare(read_a, read_b, bootstrap_mean)
+        versions = comparison.read(a), comparison.read(b)
+        compared = comparison.compare(*versions, bootstrap_mean)
         if request.samples is not None:
-            # It imports torch, which a comparison of what was written does without.
-            from stages.learning import fresh_samples
-
-            compared = dataclasses.replace(compared, fresh=[])
+            compared = dataclasses.replace(compared, fresh=sampled(*versions, b, request.samples))
     if request.html is not None:
         write_bytes(request.html, comparison_html.render(compared))
         say(f"wrote {request.html}")
     return runner.as_json(compared.as_json()) if request.json else comparison_text.render(compared, page)
+
+
+def sampled(a: Version, b: Version, snapshot_b: Snapshot, samples: int) -> list[Heldout]:
+    """New completions of B's held-out prompts from both policies side by side, once for each reward model that scores them."""
+    policies = {"policy of A": a.artifacts["policy"], "policy of B": b.artifacts["policy"]}
+    own, other = b.artifacts["reward"], a.artifacts["reward"]
+    if a.base is None or b.base is None or own is None or None in policies.values():
+        needed = "--sample: both policies, their base and B's reward model are needed, and not all of them are to be had"
+        raise ArtifactError([needed, *a.unavailable, *b.unavailable])
+    base = shared_base.find(a.base, b.base, snapshot_b)
+    rewards = {"B's reward model": own} | ({} if other is None or updates.same(own, other) else {"A's reward model": other})
+    kept = {name: one.artifact for name, one in (policies | rewards).items() if one}
+    for artifact in kept.values():
+        artifacts.require_base(layout.POLICY.parent, artifact, base)
+    settings = params_file.load(Evaluated, snapshot_b.tracked(layout.PARAMS) or layout.PARAMS).evaluate
+    prompts = records.load_prompts(snapshot_b.output(layout.VALIDATE) / layout.HELDOUT_PROMPTS.name, at_least=1)
+    from stages.learning import fresh_samples  # it imports torch, which comparing what was written does without
+
+    rows = fresh_samples.draw(
+        base,
+        {name: kept[name] for name in policies},
+        {name: kept[name] for name in rewards},
+        prompts,
+        dataclasses.replace(settings, samples=samples),
+        params_file.load(Computed).runtime,
+    )
+    average = comparison.averaging(b, bootstrap_mean)
+    ours, theirs = rows.values()
+    return [completions.compare(ours, theirs, name, average, reward=name) for name in rewards]
 
 
 def read_arguments(arguments: Sequence[str]) -> Request:

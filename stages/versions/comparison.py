@@ -120,10 +120,11 @@ def compare(a: Version, b: Version, bootstrap: Bootstrap) -> Comparison:
     both_artifacts = {name: (a.artifacts[name], b.artifacts[name]) for name in ARTIFACTS}
     other_base = a.base is not None and b.base is not None and a.base.fingerprint != b.base.fingerprint
     notes = [OTHER_BASE] if other_base else []
+    reason = _incomparable(*both_artifacts["reward"])
+    notes += [f"rewards are of {reason}"] if reason else []
     heldout = None
     if a.samples is not None and b.samples is not None:
-        reason = _incomparable(*both_artifacts["reward"])
-        scored_by = reason or "the reward model of both"
+        scored_by = "each side's own reward model" if reason else "the reward model of both"
         heldout = completions.compare(a.samples, b.samples, scored_by, None if reason else averaging(b, bootstrap))
         notes += _other_draws(a, b)
     return Comparison(
@@ -135,9 +136,7 @@ def compare(a: Version, b: Version, bootstrap: Bootstrap) -> Comparison:
         base=None if a.base is None or b.base is None else settings.base_changes(a.base, b.base),
         metrics=[one for stage in figures.REPORTS for one in figures.differing(stage, a.reports[stage], b.reports[stage], known)],
         artifacts=[updates.compare(name, one, other) for name, (one, other) in both_artifacts.items() if one and other],
-        rows=[
-            rows.compare(kind, one, other) for kind, (one, other) in both_rows.items() if one is not None and other is not None
-        ],
+        rows=[rows.compare(kind, one, other) for kind, (one, other) in both_rows.items() if one is not None and other is not None],
         heldout=heldout,
         fresh=[],
     )
@@ -167,9 +166,9 @@ def _inside(snapshot: Snapshot, path: Path) -> Path:
 def _incomparable(a: Kept | None, b: Kept | None) -> str | None:
     """Why the rewards of two versions cannot be compared; None where they can."""
     if a is None or b is None:
-        return "reward models of which one is not to be had, so that rewards are not compared"
+        return "reward models that are not both to be had, so that they are not compared"
     if not updates.same(a, b):
-        return "two reward models, so that rewards are not comparable: each side's are its own model's"
+        return "two different reward models, and not comparable: neither the held-out rewards nor the gains"
     return None
 
 

@@ -1,6 +1,7 @@
 """A comparison as text: tables as wide as the terminal, or 160 columns and without colours where there is none."""
 
 import io
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -17,6 +18,9 @@ from stages.versions.updates import ArtifactChange, Distance
 
 ROWS, PROMPTS, CHARACTERS = 20, 50, 400
 """How many rows of each kind of change, held-out prompts, and characters of one text are shown; the rest are counted."""
+
+UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+"""Control characters but tabs and line breaks: a model may write them."""
 
 
 class Page(NamedTuple):
@@ -43,13 +47,14 @@ def render(compared: Comparison, page: Page = PLAIN) -> str:
     )
     for part in _parts(compared):
         console.print(part, soft_wrap=isinstance(part, Text))
-    return written.getvalue().rstrip("\n")
+    lines = written.getvalue().splitlines()
+    return "\n".join(lines if page.terminal else [line.rstrip() for line in lines])
 
 
 def _parts(compared: Comparison) -> Iterator[RenderableType]:
-    yield Text(f"A {compared.a.label}\nB {compared.b.label}")
+    yield Text(_seen(f"A {compared.a.label}\nB {compared.b.label}"))
     for line in (*compared.unavailable, *compared.notes):
-        yield Text(f"! {line}", style="yellow")
+        yield Text(f"! {_seen(line)}", style="yellow")
     if compared.is_empty():
         yield Text("\nnothing differs: settings, figures, artifacts, rows and held-out completions are the same")
     yield from _settings(compared)
@@ -83,7 +88,7 @@ def _metrics(compared: Comparison) -> Iterator[RenderableType]:
             (f"{one.report}.{one.key}", wording.measured(one.a), wording.measured(one.b), wording.number(one.difference, signed=True))
             for one in compared.metrics
         ]
-        yield _table(("figure", "A", "B", "B - A"), told, numbers=1)
+        yield _table(("figure", "A", "B", "B - A"), told, right=(1, 2, 3), whole=False)
 
 
 def _artifact(change: ArtifactChange) -> Iterator[RenderableType]:
@@ -94,8 +99,8 @@ def _artifact(change: ArtifactChange) -> Iterator[RenderableType]:
     if not change.same_base:
         yield Text("! the two were trained on bases of different fingerprints", style="yellow")
     columns = ("norm A", "norm B", "relative change", "cosine")
-    yield _table(("update: scale B A", *columns), map(_distance, [change.whole, *change.updates]), numbers=1)
-    yield _table(("tensor", *columns), map(_distance, change.tensors), numbers=1)
+    yield _table(("update: scale B A", *columns), map(_distance, [change.whole, *change.updates]), right=(1, 2, 3, 4))
+    yield _table(("tensor", *columns), map(_distance, change.tensors), right=(1, 2, 3, 4))
 
 
 def _distance(one: Distance) -> Sequence[str]:
@@ -135,7 +140,7 @@ def _heldout(title: str, heldout: Heldout) -> Iterator[RenderableType]:
             )
             for one in heldout.prompts[:PROMPTS]
         ]
-        yield _table(("prompt", "reward A", "reward B", "B - A", "first draw A", "first draw B"), told, texts=(0, 4, 5))
+        yield _table(("prompt", "reward A", "reward B", "B - A", "first draw A", "first draw B"), told, right=(1, 2, 3))
     if len(heldout.prompts) > PROMPTS:
         yield Text(f"... and {len(heldout.prompts) - PROMPTS} more prompts; --json and --html have all, and every draw")
     for side, only in (("A", heldout.only_a), ("B", heldout.only_b)):
@@ -150,16 +155,24 @@ def _title(text: str) -> Text:
     return Text(f"\n{text}", style="bold")
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: int | None = None, texts: Sequence[int] = ()) -> Table:
-    """Cells are texts and never markup; whatever does not fit is folded and not cropped. From column `numbers` on, numbers do not fold."""
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int] = (), whole: bool = True) -> Table:
+    """Cells are texts and never markup; what does not fit is folded and not cropped.
+
+    The columns `right` are set to the right, and where they are to be `whole`, the others fold first.
+    """
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for place, name in enumerate(head):
-        fixed = (numbers is not None and place >= numbers) or (bool(texts) and place not in texts)
-        table.add_column(Text(name), overflow="fold", no_wrap=False, justify="right" if fixed else "left", ratio=None)
+        is_right = place in right
+        table.add_column(Text(name), overflow="fold", no_wrap=is_right and whole, justify="right" if is_right else "left")
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(_seen(cell)) for cell in row))
     return table
 
 
 def _cut(text: str) -> str:
     return text if len(text) <= CHARACTERS else f"{text[:CHARACTERS]}... and {len(text) - CHARACTERS} more characters"
+
+
+def _seen(text: str) -> str:
+    """The text with what would speak to the terminal written out; line breaks are kept."""
+    return UNSEEN.sub(lambda match: ascii(match[0])[1:-1], text)

@@ -121,6 +121,7 @@ def compare(
     """
     rows_a, rows_b = _by_prompt(a), _by_prompt(b)
     shared = [key for key in rows_a if key in rows_b and rows_a[key].keys() & rows_b[key].keys()]
+    known = set(shared)
     prompts = [_prompt(key, rows_a[key], rows_b[key], reward, average is not None) for key in shared]
     paired = _paired(prompts, average) if average and prompts else None
     if average:
@@ -129,8 +130,8 @@ def compare(
         scored_by=scored_by,
         paired=paired,
         prompts=prompts,
-        only_a=[json.loads(key[0]) for key in rows_a if key not in shared],
-        only_b=[json.loads(key[0]) for key in rows_b if key not in shared],
+        only_a=[json.loads(key[0]) for key in rows_a if key not in known],
+        only_b=[json.loads(key[0]) for key in rows_b if key not in known],
         draws_apart=sum(len(rows_a[key].keys() ^ rows_b[key].keys()) for key in shared),
     )
 
@@ -162,9 +163,9 @@ def _prompt(
         )
         for draw in sorted(a.keys() & b.keys())
     ]
-    means = [float(np.mean(rewards)) for rewards in ([one.reward_a for one in draws], [one.reward_b for one in draws])]
+    mean_a, mean_b = (float(np.mean(rewards)) for rewards in ([one.reward_a for one in draws], [one.reward_b for one in draws]))
     gap = float(np.mean([one.reward_b - one.reward_a for one in draws])) if comparable else None
-    return HeldoutPrompt(json.loads(key[0]), *means, gap, draws)
+    return HeldoutPrompt(json.loads(key[0]), mean_a, mean_b, gap, draws)
 
 
 def _paired(prompts: Sequence[HeldoutPrompt], average: Averaging) -> Paired:

@@ -15,6 +15,9 @@ ALWAYS = {("evaluate", "accuracy"), ("evaluate", "reward_gain"), ("evaluate", "w
 SECTIONS = {"validate": "data"}
 """The section that a report's stage reads, where it has another name."""
 
+LARGEST = 1e300
+"""Beyond it there is no difference of two numbers that is finite."""
+
 Report = Mapping[str, Any]
 
 
@@ -81,7 +84,8 @@ def _keys(a: Report, b: Report) -> Iterator[str]:
 
 
 def _measured(report: Report, key: str) -> Measured:
-    return Measured(report.get(key), report.get(f"{key}_low"), report.get(f"{key}_high"))
+    low, high = (report.get(f"{key}_{end}") for end in ("low", "high"))
+    return Measured(report.get(key), low if _is_number(low) else None, high if _is_number(high) else None)
 
 
 def _is_scalar(value: object) -> bool:
@@ -89,4 +93,4 @@ def _is_scalar(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST

@@ -10,7 +10,7 @@ class GitError(LeashError):
     """A Git command that failed: see the line for which and what Git said."""
 
 
-def git(*arguments: str, folder: Path = Path("."), check: bool = True) -> str:
+def git(*arguments: str, folder: Path = Path(), check: bool = True) -> str:
     """What the command writes to stdout, less its final newline; without `check` the empty text where it fails.
 
     Raises GitError with the command and the last line that Git wrote to stderr.
@@ -24,7 +24,7 @@ def git(*arguments: str, folder: Path = Path("."), check: bool = True) -> str:
     raise GitError(f"git {' '.join(arguments)}: {said[-1] if said else f'it ended with code {done.returncode}'}")
 
 
-def git_bytes(*arguments: str, folder: Path = Path(".")) -> bytes | None:
+def git_bytes(*arguments: str, folder: Path = Path()) -> bytes | None:
     """What the command writes to stdout, byte for byte; None where it fails."""
     done = _run(arguments, folder)
     return done.stdout if done.returncode == 0 else None

@@ -1,5 +1,6 @@
 """Settings, and what was found of the base, that differ between two versions."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,8 +32,8 @@ def read(snapshot: Snapshot) -> dict[str, Any]:
     assert path is not None, "a version without params.yaml does not resolve"
     stored = params_yaml.read(path)
     if isinstance(stored, Unusable):
-        raise SettingsError(stored.why)
-    return stored.flat
+        raise SettingsError(f"{stored.why}; expected the settings that compose writes")
+    return {key: value if _is_json(value) else str(value) for key, value in stored.flat.items()}
 
 
 def changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
@@ -44,3 +45,12 @@ def base_changes(a: BaseRecord, b: BaseRecord) -> list[Change]:
     """The fields of base.json that differ."""
     pairs = params_yaml.changes(a.as_json(), b.as_json())
     return [Change(key, pair["from"], pair["to"], rounding_alone=False) for key, pair in pairs.items()]
+
+
+def _is_json(value: object) -> bool:
+    """Whether JSON can say it: YAML has dates, NaN and more besides, in files that were edited by hand."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dvc.config import Config
+from dvc.exceptions import DvcException
 from dvc.fs import GitFileSystem
 from dvc.repo import Repo
 from dvc.scm import SCM
 
 from stages.core.atomic import write_bytes
-from stages.core.errors import LeashError
+from stages.core.errors import LeashError, SettingsError
 from stages.core.progress import say
 from stages.versions.git import git
 from stages.versions.revision import Revision
@@ -49,7 +50,6 @@ class Snapshot:
             return place
         if self.repo is None:
             raise MissingError(f"{path} of {self.label}: it is not there; dvc checkout {path} brings it back, or dvc repro makes it")
-        say(f"fetching {path} of {self.label}")
         with tempfile.TemporaryDirectory(dir=self.folder) as scratch:  # so that what breaks off is not taken for whole
             if not self._fetched(path, Path(scratch, "whole")):
                 raise MissingError(f"{path} of {self.label}: dvc.lock does not have it there: its stage had not run, or was not there yet")
@@ -68,7 +68,8 @@ class Snapshot:
 
     def told(self, error: LeashError) -> list[str]:
         """What is wrong with files of this version, by their names in it."""
-        return [f"{self.label}: {problem.replace(f'{self.folder}/', '')}" for problem in error.problems]
+        prefix = f"{self.folder}/" if self.repo else ""
+        return [f"{self.label}: {problem.replace(prefix, '') if prefix else problem}" for problem in error.problems]
 
     def _fetched(self, path: Path, target: Path) -> bool:
         """Puts an output at the target; false where the version has no such output. Raises MissingError."""
@@ -91,7 +92,12 @@ def opened(revision: Revision) -> Iterator[Snapshot]:
     if revision.commit is None:
         yield Snapshot(revision, Path(), None)
         return
-    with tempfile.TemporaryDirectory(prefix="compare-") as folder, contextlib.closing(_repo(revision.commit)) as repo:
+    try:
+        repo = _repo(revision.commit)
+    except DvcException as error:
+        raise SettingsError(f"{revision.label}: DVC cannot open it ({_reason(error)}); see .dvc/config, there and here") from error
+    with tempfile.TemporaryDirectory(prefix="compare-") as folder, contextlib.closing(repo):
+        say(f"reading {revision.label}")
         yield Snapshot(revision, Path(folder), repo)
 
 

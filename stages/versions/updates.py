@@ -37,7 +37,7 @@ class Kept(NamedTuple):
 
 @dataclass(frozen=True)
 class Distance:
-    """Frobenius norms of two arrays and how they lie to each other; null where a side is not there, or its norm is zero."""
+    """Frobenius norms of two arrays and how they lie to each other; null where a side is not there, or its norm is zero or overflows."""
 
     name: str
     norm_a: float | None
@@ -90,8 +90,9 @@ def same(a: Kept, b: Kept) -> bool:
 def compare(name: str, a: Kept, b: Kept) -> ArtifactChange:
     """How the two lie to each other, as a whole, by module and by tensor."""
     modules = _in_order(_modules(a.artifact), _modules(b.artifact))
-    products = {module: _products(a, b, module) for module in modules}
-    total = Products(*(math.fsum(column) for column in zip(*products.values(), strict=True)))
+    with np.errstate(over="ignore", invalid="ignore"):  # an alpha may be anything that is finite
+        products = {module: _products(a, b, module) for module in modules}
+    total = Products(*(float(np.sum(column)) for column in zip(*products.values(), strict=True)))
     present = {module: (module in _modules(a.artifact), module in _modules(b.artifact)) for module in modules}
     tensors = _in_order(a.artifact.tensors, b.artifact.tensors)
     return ArtifactChange(
@@ -126,7 +127,7 @@ def _products(a: Kept, b: Kept, module: str) -> Products:
 
 def _triangles(up: Floats, down: Floats) -> tuple[Floats, Floats]:
     """The triangles R [k, r] and S [k', r] of B [out, r] and of A [r, in]: ||B A|| is ||R S^T||."""
-    return np.linalg.qr(up, mode="r"), np.linalg.qr(down.T, mode="r")
+    return np.linalg.qr(up).R, np.linalg.qr(down.T).R
 
 
 def _squared(up: Floats, down: Floats) -> float:
@@ -142,11 +143,11 @@ def _factors(kept: Kept, module: str) -> Any:
 
 def _distance(name: str, products: Products, present: tuple[bool, bool]) -> Distance:
     norm_a, norm_b = math.sqrt(products.a), math.sqrt(products.b)
-    both = all(present) and not math.isnan(products.difference)
+    both = all(present) and all(map(math.isfinite, products))
     return Distance(
         name,
-        norm_a if present[0] else None,
-        norm_b if present[1] else None,
+        norm_a if present[0] and math.isfinite(norm_a) else None,
+        norm_b if present[1] and math.isfinite(norm_b) else None,
         math.sqrt(products.difference) / norm_a if both and norm_a else None,
         max(-1.0, min(1.0, products.inner / (norm_a * norm_b))) if both and norm_a and norm_b else None,
     )
@@ -154,11 +155,11 @@ def _distance(name: str, products: Products, present: tuple[bool, bool]) -> Dist
 
 def _tensor_distance(name: str, a: NDArray[np.float32] | None, b: NDArray[np.float32] | None) -> Distance:
     one, other = (None if tensor is None else tensor.astype(np.float64).ravel() for tensor in (a, b))
-    squares = [0.0 if tensor is None else float(tensor @ tensor) for tensor in (one, other)]
+    square_a, square_b = (0.0 if tensor is None else float(tensor @ tensor) for tensor in (one, other))
     if one is None or other is None or a is None or b is None or a.shape != b.shape:
-        return _distance(name, Products(*squares, math.nan, math.nan), (one is not None, other is not None))
+        return _distance(name, Products(square_a, square_b, math.nan, math.nan), (one is not None, other is not None))
     gap = other - one
-    return _distance(name, Products(*squares, float(gap @ gap), float(one @ other)), (True, True))
+    return _distance(name, Products(square_a, square_b, float(gap @ gap), float(one @ other)), (True, True))
 
 
 def _modules(artifact: Artifact) -> list[str]:

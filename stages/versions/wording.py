@@ -12,7 +12,7 @@ def number(value: float | None, signed: bool = False) -> str:
     """Six significant digits; a dash for none."""
     if value is None:
         return NOTHING
-    return f"{value:+.6g}" if signed else f"{value:.6g}"
+    return f"{value:+.6g}" if signed and value else f"{value:.6g}"
 
 
 def value(anything: Any) -> str:
