@@ -31,7 +31,7 @@ from stages.versions.comparison import Version
 from stages.versions.comparison_text import Page
 from stages.versions.completions import Heldout
 from stages.versions.revision import WORKSPACE, resolve
-from stages.versions.snapshot import Snapshot
+from stages.versions.snapshot import MissingError, Snapshot
 
 MOST_SAMPLES = 1000
 PAGES = (".html", ".htm")
@@ -66,6 +66,8 @@ def main(request: Request, page: Page = comparison_text.PLAIN) -> str:
     with snapshot.opened(resolve(request.a)) as a, snapshot.opened(resolve(request.b)) as b:
         versions = comparison.read(a), comparison.read(b)
         compared = comparison.compare(*versions, bootstrap_mean)
+        if compared.is_void():
+            raise MissingError(compared.unavailable)
         if request.samples is not None:
             compared = dataclasses.replace(compared, fresh=sampled(*versions, b, request.samples))
     if request.html is not None:

@@ -60,6 +60,10 @@ class Comparison:
         """The comparison as one object."""
         return dataclasses.asdict(self)
 
+    def is_void(self) -> bool:
+        """Whether nothing of the two could be compared."""
+        return self.settings is None and self.base is None and not (self.metrics or self.artifacts or self.rows or self.heldout)
+
     def is_empty(self) -> bool:
         """Whether all could be compared, and nothing differs."""
         heldout = self.heldout

@@ -88,7 +88,7 @@ def _metrics(compared: Comparison) -> Iterator[RenderableType]:
             (f"{one.report}.{one.key}", wording.measured(one.a), wording.measured(one.b), wording.number(one.difference, signed=True))
             for one in compared.metrics
         ]
-        yield _table(("figure", "A", "B", "B - A"), told, right=(1, 2, 3), whole=False)
+        yield _table(("figure", "A", "B", "B - A"), told, right=(1, 2, 3))
 
 
 def _artifact(change: ArtifactChange) -> Iterator[RenderableType]:
@@ -155,15 +155,11 @@ def _title(text: str) -> Text:
     return Text(f"\n{text}", style="bold")
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int] = (), whole: bool = True) -> Table:
-    """Cells are texts and never markup; what does not fit is folded and not cropped.
-
-    The columns `right` are set to the right, and where they are to be `whole`, the others fold first.
-    """
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> Table:
+    """Cells are texts and never markup; what does not fit is folded, the widest column first, and nothing is cropped."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for place, name in enumerate(head):
-        is_right = place in right
-        table.add_column(Text(name), overflow="fold", no_wrap=is_right and whole, justify="right" if is_right else "left")
+        table.add_column(Text(name), overflow="fold", justify="right" if place in right else "left")
     for row in rows:
         table.add_row(*(Text(_seen(cell)) for cell in row))
     return table

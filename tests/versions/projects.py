@@ -116,9 +116,13 @@ def evaluated(**changes: Any) -> dict[str, Any]:
 class Project:
     """A project in a folder: files as the stages write them, and commits of them."""
 
-    def __init__(self, folder: Path, repository: Path | None = None) -> None:
-        """The Git repository may begin above the folder."""
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
+
+    @classmethod
+    def begun(cls, folder: Path, repository: Path | None = None) -> "Project":
+        """A new one, not committed yet; the Git repository may begin above the folder."""
+        self = cls(folder)
         folder.mkdir(parents=True)
         top = repository or folder
         git(top, "init", "--quiet", "--initial-branch=main")
@@ -137,6 +141,7 @@ class Project:
         for stage in ("validate", "reward", "grpo"):
             self.report(stage, {"rows": 4})
         self.report("evaluate", evaluated())
+        return self
 
     def dvc(self, *arguments: str) -> None:
         done = subprocess.run([sys.executable, "-m", "dvc", *arguments], cwd=self.folder, capture_output=True, text=True, check=False)

@@ -20,14 +20,21 @@ pytestmark = pytest.mark.slow
 CACHE = Path(".dvc/cache")
 
 
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    """A project of one commit, `first`, whose policy in the workspace is another by now; the current folder."""
-    made = Project(tmp_path / "project")
+@pytest.fixture(scope="module")
+def committed(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project of one commit, `first`, whose policy in the workspace is another by now; to be copied."""
+    made = Project.begun(tmp_path_factory.mktemp("committed") / "project")
     made.commit("first")
     made.artifact(layout.POLICY, artifact(seed=9))
-    monkeypatch.chdir(made.folder)
     return made
+
+
+@pytest.fixture
+def project(committed: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """A copy of it, the current folder."""
+    shutil.copytree(committed.folder, tmp_path / "project")
+    monkeypatch.chdir(tmp_path / "project")
+    return Project(tmp_path / "project")
 
 
 def policy_of_first() -> bytes:
@@ -106,7 +113,7 @@ def test_a_cache_elsewhere_that_the_present_configuration_names_is_read(project:
 
 def test_a_project_may_lie_below_the_top_of_its_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "top").mkdir()
-    inner = Project(tmp_path / "top/inner/most", repository=tmp_path / "top")
+    inner = Project.begun(tmp_path / "top/inner/most", repository=tmp_path / "top")
     inner.commit("first")
     inner.artifact(layout.POLICY, artifact(seed=9))
     monkeypatch.chdir(inner.folder)
