@@ -360,11 +360,7 @@ def test_where_the_reward_models_are_two_both_score(sampled: Path):
     [
         (lambda: shutil.rmtree(layout.POLICY.parent), ArtifactError, "--sample: both policies, their base and B's reward model are needed"),
         (lambda: records.write_prompts(layout.HELDOUT_PROMPTS, []), DataError, "prompts.heldout.jsonl: it has 0 rows"),
-        (
-            lambda: records.write_prompts(layout.HELDOUT_PROMPTS, [Prompt("the toy drops " * 300)]),
-            LeashError,
-            "evaluate.max_sequence: every prompt",
-        ),
+        (lambda: records.write_prompts(layout.HELDOUT_PROMPTS, LONG), TrainingError, "evaluate.max_sequence: every prompt"),
         (lambda: base_of("another"), BaseError, "--sample: A's base is"),
     ],
     ids=["policy", "prompts", "long", "base"],
