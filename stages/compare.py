@@ -86,9 +86,12 @@ def sampled(a: Version, b: Version, snapshot_b: Snapshot, samples: int) -> list[
     base = shared_base.find(a.base, b.base, snapshot_b)
     rewards = {"B's reward model": own} | ({} if other is None or updates.same(own, other) else {"A's reward model": other})
     kept = {name: one.artifact for name, one in (policies | rewards).items() if one}
-    for artifact in kept.values():
-        artifacts.require_base(layout.POLICY.parent, artifact, base)
-    settings = params_file.load(Evaluated, snapshot_b.tracked(layout.PARAMS) or layout.PARAMS).evaluate
+    for name, artifact in kept.items():
+        artifacts.require_base(Path(name), artifact, base)
+    try:
+        settings = params_file.load(Evaluated, snapshot_b.tracked(layout.PARAMS) or layout.PARAMS).evaluate
+    except SettingsError as error:
+        raise SettingsError(snapshot_b.told(error)) from error
     prompts = records.load_prompts(snapshot_b.output(layout.VALIDATE) / layout.HELDOUT_PROMPTS.name, at_least=1)
     from stages.learning import fresh_samples  # it imports torch, which comparing what was written does without
 

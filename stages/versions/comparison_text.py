@@ -95,11 +95,13 @@ def _artifact(change: ArtifactChange) -> Iterator[RenderableType]:
     if change.identical:
         yield _title(f"{change.name}: identical ({wording.counted(len(change.tensors), 'tensor')}, sha256 {change.weights_sha256_a[:12]})")
         return
-    yield _title(f"{change.name}: {wording.counted(len(change.tensors), 'tensor')} differ")
+    differing = sum(one.relative_change != 0 for one in change.tensors)
+    yield _title(f"{change.name}: {differing} of {wording.counted(len(change.tensors), 'tensor')} differ")
     if not change.same_base:
         yield Text("! the two were trained on bases of different fingerprints", style="yellow")
     columns = ("norm A", "norm B", "relative change", "cosine")
     yield _table(("update: scale B A", *columns), map(_distance, [change.whole, *change.updates]), right=(1, 2, 3, 4))
+    yield Text()
     yield _table(("tensor", *columns), map(_distance, change.tensors), right=(1, 2, 3, 4))
 
 

@@ -31,6 +31,7 @@ def test_it_names_the_settings_the_figures_every_tensor_and_every_prompt():
             name = f"base_model.model.{module}.lora_{side}.weight"
             assert FACTOR.fullmatch(name)
             assert name in text
+    assert "policy: 16 of 16 tensors differ" in text
     assert "reward: identical (17 tensors, sha256 cccccccccccc)" in text
     for prompt in (*PROMPTS, MARKUP, HTML, "user: hello"):
         assert squeezed(prompt) in squeezed(text)
