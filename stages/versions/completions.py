@@ -23,6 +23,8 @@ Averaging = Callable[[Floats], Interval]
 """The mean over prompts with its interval."""
 
 POLICY, REWARD, BASE, BASE_REWARD = "policy", "policy_reward", "base", "base_reward"
+COLUMNS: Mapping[str, Any] = {"prompt": str | list, "draw": int, BASE: str, POLICY: str, BASE_REWARD: float | int, REWARD: float | int}
+"""What each column of a row that evaluate wrote is."""
 
 
 @dataclass(frozen=True)
@@ -103,13 +105,10 @@ def read(path: Path) -> list[dict[str, Any]]:
             row = strict_json.parse(line.decode())
         except ValueError:
             row = None
-        if not isinstance(row, dict) or not all(isinstance(row.get(key), kind) for key, kind in _KINDS.items()):
+        if not isinstance(row, dict) or not all(isinstance(row.get(key), kind) for key, kind in COLUMNS.items()):
             raise DataError(f"{path}:{number}: not a row as evaluate writes it; dvc repro evaluate writes it anew")
         rows.append(row)
     return rows
-
-
-_KINDS: Mapping[str, Any] = {"prompt": str | list, "draw": int, BASE: str, POLICY: str, BASE_REWARD: float | int, REWARD: float | int}
 
 
 def compare(

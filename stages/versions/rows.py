@@ -12,6 +12,7 @@ from typing import Any
 
 from stages.core import layout
 from stages.core.errors import DataError
+from stages.files.intake import strict_json
 from stages.versions.snapshot import Snapshot
 
 TRAIN, HELDOUT = "train", "heldout"
@@ -72,7 +73,7 @@ def _counted(path: Path) -> Counter[str]:
         raise DataError(f"{path}: cannot be read ({error.strerror}); dvc repro validate writes it anew") from error
     for number, line in enumerate(lines, 1):
         try:
-            found[json.dumps(json.loads(line), sort_keys=True, ensure_ascii=False)] += 1
-        except (ValueError, RecursionError):
+            found[json.dumps(strict_json.parse(line.decode()), sort_keys=True, ensure_ascii=False)] += 1
+        except ValueError:
             raise DataError(f"{path}:{number}: not a row as validate writes it; dvc repro validate writes it anew") from None
     return found

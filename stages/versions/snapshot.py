@@ -81,7 +81,7 @@ class Snapshot:
         except Exception as error:  # each kind of remote has errors of its own
             raise MissingError(
                 f"{path} of {self.label}: neither in the cache nor in a remote ({_reason(error)}); "
-                "dvc fetch --all-commits brings it where a remote has it"
+                "dvc fetch --all-commits -r REMOTE takes it from another remote, dvc repro at that version makes it anew"
             ) from error
         return True
 

@@ -4,6 +4,7 @@ import re
 from html.parser import HTMLParser
 
 from stages.versions import comparison_html, completions
+from stages.versions.rows import Row, RowChange
 from tests.versions.pages import HTML, MARKUP, comparison, interval, same
 from tests.versions.projects import MODULES, PROMPTS, samples
 
@@ -86,6 +87,13 @@ def test_new_completions_have_no_base():
     page = Reader(comparison_html.render(comparison(heldout=None, fresh=[fresh])))
     assert page.text.count("new words") == 2
     assert "Fresh completions" in page.text
+
+
+def test_beyond_a_thousand_rows_there_is_a_count():
+    many = [Row("train", {"prompt": f"row {number}."}) for number in range(1003)]
+    page = Reader(comparison_html.render(comparison(rows=[RowChange("prompts", many, [], [])])))
+    assert ("row 999." in page.text, "row 1000." in page.text) == (True, False)
+    assert "... and 3 more; --json has all" in page.text
 
 
 def test_equal_versions_and_missing_parts_make_a_page_too():

@@ -56,7 +56,7 @@ def test_columns_in_another_order_make_no_other_row(tmp_path):
     assert rows._counted(tmp_path / "a") == rows._counted(tmp_path / "b")
 
 
-@pytest.mark.parametrize("line", ["{", '{"prompt": ', "[" * 100_000, "\udcff"])
+@pytest.mark.parametrize("line", ["{", '{"prompt": ', "[" * 100_000, "\udcff", '{"prompt": "\\ud800"}', "NaN"])
 def test_a_line_that_is_no_row_is_refused_with_its_number(tmp_path, line: str):
     (tmp_path / "a").write_bytes(b'{"prompt": "x"}\n' + line.encode("utf-8", "surrogateescape"))
     with pytest.raises(DataError, match=r"a:2: not a row as validate writes it; dvc repro validate writes it anew"):

@@ -79,7 +79,7 @@ def test_without_cache_and_remote_it_is_named_with_what_to_do(project: Project):
         first.output(layout.POLICY.parent)
     (line,) = caught.value.lines()
     assert line.startswith(f"artifacts/grpo of {first.label}: neither in the cache nor in a remote (")
-    assert line.endswith("dvc fetch --all-commits brings it where a remote has it")
+    assert line.endswith("dvc fetch --all-commits -r REMOTE takes it from another remote, dvc repro at that version makes it anew")
     assert not (first.folder / "artifacts/grpo").exists()
 
 
