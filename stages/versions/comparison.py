@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from stages.core import layout
 from stages.core.errors import LeashError
 from stages.core.settings.evaluate import MOST_RESAMPLES
-from stages.core.settings.schema import MOST
+from stages.core.settings.schema import MAX_SEED
 from stages.files import artifacts, base_record
 from stages.files.base_record import BaseRecord
 from stages.versions import completions, figures, rows, settings, updates
@@ -153,7 +153,7 @@ def averaging(version: Version, bootstrap: Bootstrap) -> completions.Averaging:
     resamples, seed = ((version.settings or {}).get(f"evaluate.{key}") for key in ("bootstrap", "seed"))
 
     def average(values: Floats) -> Interval:
-        if type(resamples) is not int or type(seed) is not int or not (1 <= resamples <= MOST_RESAMPLES and 0 <= seed <= MOST):
+        if type(resamples) is not int or type(seed) is not int or not (1 <= resamples <= MOST_RESAMPLES and 0 <= seed <= MAX_SEED):
             return float(values.mean()), None, None
         return bootstrap(values, resamples, seed)
 
