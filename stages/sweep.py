@@ -15,7 +15,6 @@ from pathlib import Path
 import hydra
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
-from rich.console import Console
 
 from stages.core import layout, runner
 from stages.core.composition import overrides
@@ -24,8 +23,6 @@ from stages.versions import job, launch, processes, results, workspace
 
 PRIMARY = "multirun"
 """The file in conf/ that Hydra composes."""
-WIDTH = 200
-"""Columns of the table where it does not go to a terminal."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -49,9 +46,10 @@ def main(arguments: Sequence[str]) -> None:
     finally:
         workspace.remove_abandoned()
     if results.Started.sweep is not None:
-        failed = results.conclude(results.Started.sweep, Console(width=None if sys.stdout.isatty() else WIDTH, soft_wrap=True))
-        if failed:
-            raise LeashError(failed)
+        conclusion = results.conclude(results.Started.sweep)
+        runner.show("sweep", conclusion.table)
+        if conclusion.problems:
+            raise LeashError(conclusion.problems)
     if failure is not None:
         raise failure
 

@@ -1,4 +1,4 @@
-"""Running a stage from the command line: one JSON document on stdout where it ends well, lines on stderr where it refuses.
+"""Running a stage from the command line: one document on stdout where it ends well, lines on stderr where it refuses.
 
 Exit codes: 2 for settings, 1 for content, models and runs (each error carries its own), 130 when interrupted. Any other
 exception is our own mistake and keeps its traceback.
@@ -80,23 +80,42 @@ def run(stage: str, params: type[P], main: Callable[[P], Document]) -> NoReturn:
 
 def execute(stage: str, work: Callable[[], Document]) -> NoReturn:
     """Does the work with stdout kept clear of what libraries print, prints its document and exits with its code."""
-    with _refusing(stage), _stdout_on_stderr():
+
+    def text() -> str:
         document = work()
-    text = json.dumps({"path": document.path.as_posix(), "report": document.report}, indent=2, ensure_ascii=False, allow_nan=False)
-    try:
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
-    except OSError as error:  # a closed pipe, a full disk: what the stage made is whole all the same
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter's last flush fails once more
-        _end(stage, [f"{stage}: its document could not be written to stdout: {error.strerror}"], 1)
+        return as_json({"path": document.path.as_posix(), "report": document.report})
+
+    finish(stage, text)
+
+
+def finish(stage: str, work: Callable[[], str]) -> NoReturn:
+    """Does the work as `execute` does, and prints the text that it returns."""
+    with _refusing(stage), _stdout_on_stderr():
+        text = work()
+    show(stage, text)
     sys.exit(0)
 
 
 def attempt(name: str, work: Callable[[], None]) -> NoReturn:
-    """Does the work of a command that is no stage, which prints for itself, and exits with its code."""
+    """Does work that itself shows what it has to show, and exits with its code."""
     with _refusing(name):
         work()
     sys.exit(0)
+
+
+def show(stage: str, text: str) -> None:
+    """Prints the text on stdout; a closed pipe or a full disk ends the process in one line, since what was made is whole all the same."""
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter's last flush fails once more
+        _end(stage, [f"{stage}: its document could not be written to stdout: {error.strerror}"], 1)
+
+
+def as_json(document: Mapping[str, Any]) -> str:
+    """One pretty object, as it is printed; a number that is not finite is our own mistake."""
+    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """What evaluate measures: the reward model on held-out pairs, and base against policy on held-out prompts, same draws for both."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,6 +25,8 @@ from stages.model.sampling import ROWS, Completion, NotFiniteError, sample
 PAIRS = 8
 """Pairs scored in one forward pass."""
 SIDES = ("base", "policy")
+EVALUATED, AFRESH = 0, 1
+"""The iteration, in draws' sense, that evaluate draws of, and one whose draws are others."""
 
 
 class HeldoutGroup(NamedTuple):
@@ -82,33 +84,67 @@ def compare(
     Raises TrainingError where a distribution or a reward is not finite.
     """
     found: list[Compared] = []
-    together = max(1, ROWS // settings.samples)
+    sides = dict(zip(SIDES, (None, policy_name), strict=True))
     with bar(len(prompts.ids), "evaluate") as advance:
-        for start in range(0, len(prompts.ids), together):
-            window = range(start, min(start + together, len(prompts.ids)))
-            indexes = [prompts.indexes[number] for number in window]
-            chooser = group_uniforms(settings.seed, 0, indexes, settings.samples, settings.max_new_tokens)
-            sampled = {}
-            for side in SIDES:
-                adapters.use(policy_name if side == "policy" else None)
-                ids = [prompts.ids[number] for number in window]
-                try:
-                    sampled[side] = sample(adapters.passes, ids, chooser, settings.temperature, settings.top_p, end_tokens)
-                except NotFiniteError as error:
-                    raise TrainingError(
-                        f"held-out prompt {prompts.indexes[window[error.prompt]]} draw {error.draw}: the {side}'s distribution is not "
-                        f"finite at position {error.position}"
-                    ) from error
-            groups = [
-                HeldoutGroup(prompts.indexes[number], prompts.ids[number], {side: sampled[side][place] for side in SIDES})
-                for place, number in enumerate(window)
-            ]
-            rewards = _rewards(scorer, groups)
-            training = _rewards(training_scorer, groups) if training_scorer else [None] * len(groups)
+        for groups in drawn(adapters, sides, prompts, end_tokens, settings, EVALUATED):
+            rewards = side_rewards(scorer, groups)
+            training = side_rewards(training_scorer, groups) if training_scorer else [None] * len(groups)
             kl = _kl(adapters, policy_name, groups, settings.temperature or 1.0)
             for place, group in enumerate(groups):
                 found.append(Compared(group.completions, rewards[place], training[place], kl[place]))
                 advance()
+    return found
+
+
+@torch.no_grad()
+def drawn(
+    adapters: Adapters,
+    sides: Mapping[str, str | None],
+    prompts: FittingPrompts,
+    end_tokens: Sequence[int],
+    settings: Evaluate,
+    iteration: int,
+) -> Iterator[list[HeldoutGroup]]:
+    """Completions of every held-out prompt by each side, some prompts at a time; the same uniform number chooses each side's token.
+
+    `sides` names each side's adapter; None is the base. Raises TrainingError where a distribution is not finite.
+    """
+    together = max(1, ROWS // settings.samples)
+    for start in range(0, len(prompts.ids), together):
+        window = range(start, min(start + together, len(prompts.ids)))
+        indexes = [prompts.indexes[number] for number in window]
+        chooser = group_uniforms(settings.seed, iteration, indexes, settings.samples, settings.max_new_tokens)
+        sampled = {}
+        for side, adapter in sides.items():
+            adapters.use(adapter)
+            ids = [prompts.ids[number] for number in window]
+            try:
+                sampled[side] = sample(adapters.passes, ids, chooser, settings.temperature, settings.top_p, end_tokens)
+            except NotFiniteError as error:
+                raise TrainingError(
+                    f"held-out prompt {prompts.indexes[window[error.prompt]]} draw {error.draw}: the {side}'s distribution is not "
+                    f"finite at position {error.position}"
+                ) from error
+        yield [
+            HeldoutGroup(prompts.indexes[number], prompts.ids[number], {side: sampled[side][place] for side in sides})
+            for place, number in enumerate(window)
+        ]
+
+
+def side_rewards(scorer: Scorer, groups: Sequence[HeldoutGroup]) -> list[dict[str, Floats]]:
+    """Each group's rewards by side; raises TrainingError where one is not finite."""
+    scores = scorer.rewards([(group.prompt, [one for side in group.completions.values() for one in side]) for group in groups])
+    found: list[dict[str, Floats]] = []
+    for group, every in zip(groups, scores, strict=True):
+        parts = every.chunk(len(group.completions))
+        rewards = dict(zip(group.completions, (part.numpy() for part in parts), strict=True))
+        for side, values in rewards.items():
+            if (draw := first_not_finite(values)) is not None:
+                raise TrainingError(
+                    f"held-out prompt {group.place} draw {draw}: the reward of the {side}'s completion is {values[draw]}, "
+                    "which is not finite"
+                )
+        found.append(rewards)
     return found
 
 
@@ -155,22 +191,6 @@ def sample_rows(compared: Sequence[Compared], texts: Sequence[Text], renderer: R
                 row |= {f"training_{side}_reward": float(one.training_rewards[side][draw]) for side in SIDES}
             rows.append(row)
     return rows
-
-
-def _rewards(scorer: Scorer, groups: Sequence[HeldoutGroup]) -> list[dict[str, Floats]]:
-    """Each group's rewards by side; raises TrainingError where one is not finite."""
-    scores = scorer.rewards([(group.prompt, [one for side in SIDES for one in group.completions[side]]) for group in groups])
-    found: list[dict[str, Floats]] = []
-    for group, both in zip(groups, scores, strict=True):
-        rewards = dict(zip(SIDES, (half.numpy() for half in both.chunk(len(SIDES))), strict=True))
-        for side, values in rewards.items():
-            if (draw := first_not_finite(values)) is not None:
-                raise TrainingError(
-                    f"held-out prompt {group.place} draw {draw}: the reward of the {side}'s completion is {values[draw]}, "
-                    "which is not finite"
-                )
-        found.append(rewards)
-    return found
 
 
 def _kl(adapters: Adapters, policy_name: str, groups: Sequence[HeldoutGroup], temperature: float) -> list[float]:

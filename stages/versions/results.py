@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +25,8 @@ NOT_OF_A_RUN = ("runtime", "sweep")
 """Sections that no stage depends on, so that they make no other experiment."""
 RECORD = "job.json"
 SUMMARY = "sweep.json"
+WIDTH = 200
+"""Columns of the table where it does not go to a terminal."""
 
 
 class Outcome(NamedTuple):
@@ -128,16 +131,26 @@ def ranked(outcomes: Sequence[Outcome], direction: str) -> list[Outcome]:
     return sorted(outcomes, key=place)
 
 
-def conclude(sweep: Sweep, console: Console) -> list[str]:
-    """Prints the jobs of a sweep best first, writes them to its folder, and gives the problems of those that failed."""
+class Conclusion(NamedTuple):
+    """How a sweep ended."""
+
+    table: str
+    problems: list[str]
+    """Of the jobs that failed."""
+
+
+def conclude(sweep: Sweep) -> Conclusion:
+    """The jobs of a sweep that have ended, best first, as text; writes them to its folder too."""
     outcomes = ranked(read_all(sweep.folder), sweep.direction)
     if not outcomes:
-        return []
-    console.print(*_table(outcomes, sweep.metric), sep="\n")
+        return Conclusion("no job has ended", [])
     jobs = [outcome._asdict() for outcome in outcomes]
     summary = {"metric": sweep.metric, "direction": sweep.direction, "jobs": jobs}
     write_bytes(sweep.folder / SUMMARY, (json.dumps(summary, indent=2, ensure_ascii=False) + "\n").encode())
-    return [outcome.problem for outcome in outcomes if outcome.problem]
+    console = Console(width=None if sys.stdout.isatty() else WIDTH, soft_wrap=True)
+    with console.capture() as captured:
+        console.print(*_table(outcomes, sweep.metric), sep="\n")
+    return Conclusion(captured.get().rstrip(), [outcome.problem for outcome in outcomes if outcome.problem])
 
 
 def _table(outcomes: Sequence[Outcome], metric: str) -> Iterator[Text | Table]:

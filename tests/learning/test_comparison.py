@@ -297,3 +297,23 @@ def test_a_policy_whose_distribution_is_not_finite_is_named():
     adapted = adapted_toy(scale=float("inf"))
     with pytest.raises(TrainingError, match=r"^held-out prompt 3 draw 0: the policy's distribution is not finite at position 0$"):
         compared_toy(adapted)
+
+
+# Sides
+
+
+def test_each_side_draws_what_it_draws_alone_and_another_iteration_draws_other_completions():
+    adapted = adapted_toy()
+    adapted.add_fresh("other", runs.toy_plan(adapted.model), 8)
+    runs.warm(adapted, "other", seed=6)
+
+    def completions(iteration: int, **sides: str | None) -> list[dict]:
+        groups = comparison.drawn(adapted, sides, fitting_prompts(3), [END], evaluate_settings(), iteration)
+        return [group.completions for window in groups for group in window]
+
+    both = completions(comparison.AFRESH, a="policy", b="other", again="policy")
+    assert all(one["a"] == one["again"] for one in both)
+    assert any(one["a"] != one["b"] for one in both)
+    for side, adapter in (("a", "policy"), ("b", "other")):
+        assert [one[side] for one in completions(comparison.AFRESH, **{side: adapter})] == [one[side] for one in both]
+    assert completions(comparison.EVALUATED, a="policy") != [{"a": one["a"]} for one in both]

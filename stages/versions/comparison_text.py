@@ -1,0 +1,176 @@
+"""A comparison as text: tables as wide as the terminal, or 160 columns and without colours where there is none."""
+
+import io
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from stages.versions import wording
+from stages.versions.comparison import Comparison
+from stages.versions.completions import Heldout
+from stages.versions.rows import Row
+from stages.versions.updates import ArtifactChange, Distance
+
+ROWS, PROMPTS, CHARACTERS = 20, 50, 400
+"""How many rows of each kind of change, held-out prompts, and characters of one text are shown; the rest are counted."""
+
+UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+"""Control characters but tabs and line breaks: a model may write them."""
+
+
+class Page(NamedTuple):
+    """What the text is written for."""
+
+    terminal: bool
+    width: int
+
+
+PLAIN = Page(terminal=False, width=160)
+
+
+def render(compared: Comparison, page: Page = PLAIN) -> str:
+    """The whole comparison."""
+    written = io.StringIO()
+    console = Console(
+        file=written,
+        width=page.width,
+        force_terminal=page.terminal,
+        no_color=None if page.terminal else True,
+        markup=False,
+        emoji=False,
+        highlight=False,
+    )
+    for part in _parts(compared):
+        console.print(part, soft_wrap=isinstance(part, Text))
+    lines = written.getvalue().splitlines()
+    return "\n".join(lines if page.terminal else [line.rstrip() for line in lines])
+
+
+def _parts(compared: Comparison) -> Iterator[RenderableType]:
+    yield Text(_seen(f"A {compared.a.label}\nB {compared.b.label}"))
+    for line in (*compared.unavailable, *compared.notes):
+        yield Text(f"! {_seen(line)}", style="yellow")
+    if compared.is_empty():
+        yield Text("\nnothing differs: settings, figures, artifacts, rows and held-out completions are the same")
+    yield from _settings(compared)
+    yield from _metrics(compared)
+    for change in compared.artifacts:
+        yield from _artifact(change)
+    yield from _rows(compared)
+    if compared.heldout:
+        yield from _heldout("held-out completions", compared.heldout)
+    for fresh in compared.fresh:
+        yield from _heldout("fresh completions", fresh)
+
+
+def _settings(compared: Comparison) -> Iterator[RenderableType]:
+    for title, changes in (("settings", compared.settings), ("base", compared.base)):
+        if changes is None:
+            continue
+        yield _title(f"{title}: {wording.counted(len(changes), 'difference')}")
+        if changes:
+            told = [
+                (one.key, wording.value(one.a), wording.value(one.b), "changes numbers by rounding alone" if one.rounding_alone else "")
+                for one in changes
+            ]
+            yield _table(("key", "A", "B", ""), told)
+
+
+def _metrics(compared: Comparison) -> Iterator[RenderableType]:
+    yield _title("metrics [95% interval]")
+    if compared.metrics:
+        told = [
+            (f"{one.report}.{one.key}", wording.measured(one.a), wording.measured(one.b), wording.number(one.difference, signed=True))
+            for one in compared.metrics
+        ]
+        yield _table(("figure", "A", "B", "B - A"), told, right=(1, 2, 3))
+
+
+def _artifact(change: ArtifactChange) -> Iterator[RenderableType]:
+    if change.identical:
+        yield _title(f"{change.name}: identical ({wording.counted(len(change.tensors), 'tensor')}, sha256 {change.weights_sha256_a[:12]})")
+        return
+    differing = sum(one.relative_change != 0 for one in change.tensors)
+    yield _title(f"{change.name}: {differing} of {wording.counted(len(change.tensors), 'tensor')} differ")
+    if not change.same_base:
+        yield Text("! the two were trained on bases of different fingerprints", style="yellow")
+    columns = ("norm A", "norm B", "relative change", "cosine")
+    yield _table(("update: scale B A", *columns), map(_distance, [change.whole, *change.updates]), right=(1, 2, 3, 4))
+    yield Text()
+    yield _table(("tensor", *columns), map(_distance, change.tensors), right=(1, 2, 3, 4))
+
+
+def _distance(one: Distance) -> Sequence[str]:
+    return (one.name, *map(wording.number, (one.norm_a, one.norm_b, one.relative_change, one.cosine)))
+
+
+def _rows(compared: Comparison) -> Iterator[RenderableType]:
+    for change in compared.rows:
+        kinds: dict[str, list[Row]] = {"added": change.added, "removed": change.removed, "moved": change.moved}
+        yield _title(f"{change.kind}: {', '.join(f'{len(found)} {what}' for what, found in kinds.items())}")
+        told = [(what, one.split, _cut(wording.row(one.row))) for what, found in kinds.items() for one in found[:ROWS]]
+        if told:
+            yield _table(("", "split", "row"), told)
+        for what, found in kinds.items():
+            if len(found) > ROWS:
+                yield Text(f"... and {len(found) - ROWS} more {what}; --json has all")
+
+
+def _heldout(title: str, heldout: Heldout) -> Iterator[RenderableType]:
+    yield _title(f"{title}: {wording.counted(len(heldout.prompts), 'prompt')}, scored by {heldout.scored_by}")
+    if paired := heldout.paired:
+        yield Text(
+            f"mean reward of the policy: A {wording.number(paired.reward_a)}, B {wording.number(paired.reward_b)}, "
+            f"B - A {wording.number(paired.difference, signed=True)}{wording.interval(paired.difference_low, paired.difference_high)}\n"
+            f"B against A, win rate: {wording.number(paired.win_rate)}{wording.interval(paired.win_rate_low, paired.win_rate_high)}"
+        )
+    if heldout.draws_apart:
+        yield Text(f"{wording.counted(heldout.draws_apart, 'draw')} of these prompts on one side alone")
+    if heldout.prompts:
+        told = [
+            (
+                _cut(wording.prompt(one.prompt)),
+                wording.number(one.reward_a),
+                wording.number(one.reward_b),
+                wording.number(one.difference, signed=True),
+                *(_cut(text) for text in (one.draws[0].policy_a, one.draws[0].policy_b)),
+            )
+            for one in heldout.prompts[:PROMPTS]
+        ]
+        yield _table(("prompt", "reward A", "reward B", "B - A", "first draw A", "first draw B"), told, right=(1, 2, 3))
+    if len(heldout.prompts) > PROMPTS:
+        yield Text(f"... and {len(heldout.prompts) - PROMPTS} more prompts; --json and --html have all, and every draw")
+    for side, only in (("A", heldout.only_a), ("B", heldout.only_b)):
+        if only:
+            yield Text(f"{wording.counted(len(only), 'prompt')} in {side} alone:")
+            yield _table(("prompt",), [(_cut(wording.prompt(one)),) for one in only[:ROWS]])
+            if len(only) > ROWS:
+                yield Text(f"... and {len(only) - ROWS} more; --json and --html have all")
+
+
+def _title(text: str) -> Text:
+    return Text(f"\n{text}", style="bold")
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> Table:
+    """Cells are texts and never markup; what does not fit is folded, the widest column first, and nothing is cropped."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for place, name in enumerate(head):
+        table.add_column(Text(name), overflow="fold", justify="right" if place in right else "left")
+    for row in rows:
+        table.add_row(*(Text(_seen(cell)) for cell in row))
+    return table
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= CHARACTERS else f"{text[:CHARACTERS]}... and {len(text) - CHARACTERS} more characters"
+
+
+def _seen(text: str) -> str:
+    """The text with what would speak to the terminal written out; line breaks are kept."""
+    return UNSEEN.sub(lambda match: ascii(match[0])[1:-1], text)

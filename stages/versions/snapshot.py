@@ -1,0 +1,112 @@
+"""What a version has of the pipeline's outputs, laid out as in the workspace: from DVC's cache, or else from a remote.
+
+DVC reads the configuration of the version that it is asked for. A cache or a remote that only the present configuration
+names would not be seen, so the present one is laid over it, with its paths resolved.
+"""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dvc.config import Config
+from dvc.exceptions import DvcException
+from dvc.fs import GitFileSystem
+from dvc.repo import Repo
+from dvc.scm import SCM
+
+from stages.core.atomic import write_bytes
+from stages.core.errors import LeashError, SettingsError
+from stages.core.progress import say
+from stages.versions.git import git
+from stages.versions.revision import Revision
+
+DVC = Path(".dvc")
+
+
+class MissingError(LeashError):
+    """An output of a version that is not to be had: neither in the workspace or the cache, nor in a remote."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A version and the folder in which its outputs are put as they are asked for; the workspace has them already."""
+
+    revision: Revision
+    folder: Path
+    repo: Repo | None = field(repr=False)
+    """DVC's view of the version; None in the workspace."""
+
+    @property
+    def label(self) -> str:
+        """The version, as messages name it."""
+        return self.revision.label
+
+    def output(self, path: Path) -> Path:
+        """Where a file or folder that DVC keeps lies, fetched at its first use; raises MissingError with what to do."""
+        place = self.folder / path
+        if place.exists():
+            return place
+        if self.repo is None:
+            raise MissingError(f"{path} of {self.label}: it is not there; dvc checkout {path} brings it back, or dvc repro makes it")
+        with tempfile.TemporaryDirectory(dir=self.folder) as scratch:  # so that what breaks off is not taken for whole
+            if not self._fetched(path, Path(scratch, "whole")):
+                raise MissingError(f"{path} of {self.label}: dvc.lock does not have it there: its stage had not run, or was not there yet")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            Path(scratch, "whole").rename(place)
+        return place
+
+    def tracked(self, path: Path) -> Path | None:
+        """Where a file that Git tracks lies; None where the version has none."""
+        content = self.revision.content(path)
+        if self.repo is None or content is None:
+            return path if content is not None else None
+        place = self.folder / path
+        write_bytes(place, content)
+        return place
+
+    def told(self, error: LeashError) -> list[str]:
+        """What is wrong with files of this version, by their names in it."""
+        prefix = f"{self.folder}/" if self.repo else ""
+        return [f"{self.label}: {problem.replace(prefix, '') if prefix else problem}" for problem in error.problems]
+
+    def _fetched(self, path: Path, target: Path) -> bool:
+        """Puts an output at the target; false where the version has no such output. Raises MissingError."""
+        assert self.repo is not None
+        try:
+            if not self.repo.dvcfs.exists(f"/{path.as_posix()}"):
+                return False
+            self.repo.dvcfs.get(f"/{path.as_posix()}", str(target), recursive=True)
+        except Exception as error:  # each kind of remote has errors of its own
+            raise MissingError(
+                f"{path} of {self.label}: neither in the cache nor in a remote ({_reason(error)}); "
+                "dvc fetch --all-commits -r REMOTE takes it from another remote, dvc repro at that version makes it anew"
+            ) from error
+        return True
+
+
+@contextlib.contextmanager
+def opened(revision: Revision) -> Iterator[Snapshot]:
+    """The version's outputs, until the block is left; nothing is checked out, and what was fetched is removed."""
+    if revision.commit is None:
+        yield Snapshot(revision, Path(), None)
+        return
+    try:
+        repo = _repo(revision.commit)
+    except DvcException as error:
+        raise SettingsError(f"{revision.label}: DVC cannot open it ({_reason(error)}); see .dvc/config, there and here") from error
+    with tempfile.TemporaryDirectory(prefix="compare-") as folder, contextlib.closing(repo):
+        say(f"reading {revision.label}")
+        yield Snapshot(revision, Path(folder), repo)
+
+
+def _repo(commit: str) -> Repo:
+    top, inside = git("rev-parse", "--show-toplevel"), git("rev-parse", "--show-prefix")
+    source = SCM(top)
+    # Not Repo(rev=...), which takes the top of the Git repository for the project's root.
+    return Repo(f"/{inside.rstrip('/')}", fs=GitFileSystem(scm=source, rev=commit), scm=source, config=Config(str(DVC)).read())
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
