@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from stages import base
 from stages.core import layout
+from stages.core.composition import named_files
 from stages.core.errors import BaseError
 from stages.core.settings.base import CheckpointBase, ToyBase
 from stages.core.settings.runtime import Runtime
@@ -97,6 +98,26 @@ def test_a_folder_is_used_where_it_lies_and_takes_the_place_of_the_toys(model: s
     assert {path: path.read_bytes() for path in saved.iterdir()} == before
     loaded = tiny.load(record).model
     assert torch.equal(loaded.lm_head.weight, AutoModelForCausalLM.from_pretrained(saved).lm_head.weight)
+
+
+@pytest.mark.parametrize("model", ["../models/tiny", "models/tiny"])
+def test_in_a_checkout_elsewhere_a_relative_folder_is_the_workspaces_and_the_record_the_same(
+    project: Path, monkeypatch: pytest.MonkeyPatch, model: str
+):
+    workspace = project / "workspace"
+    (workspace / "job").mkdir(parents=True)
+    monkeypatch.chdir(workspace)
+    tiny.save(Path(model))
+    here = base.main(existing(model)).report
+    monkeypatch.chdir(workspace / "job")
+    with pytest.raises(BaseError, match="is not a folder|neither a folder"):
+        base.main(existing(model))
+    monkeypatch.setenv("DVC_ROOT", str(workspace))
+    assert named_files.problems({"base": existing(model).base.__dict__}) == []
+    assert base.main(existing(model)).report == here
+    tiny.load(read_base())
+    base.main(toy())
+    tiny.load(read_base())  # what the pipeline itself makes is the job's own
 
 
 def test_a_folder_that_changed_is_recorded_anew_when_the_stage_runs_again():

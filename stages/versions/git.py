@@ -16,7 +16,7 @@ def git(*arguments: str, folder: Path = HERE, check: bool = True) -> str:
     """What the command wrote to stdout, without the final line break; "" where it failed and `check` is off. Raises GitError."""
     done = _run(arguments, folder)
     if done.returncode == 0:
-        return done.stdout.decode("utf-8", "surrogateescape").removesuffix("\n")
+        return done.stdout.decode("utf-8", "replace").removesuffix("\n")
     if not check:
         return ""
     said = done.stderr.decode("utf-8", "replace").strip().splitlines()
@@ -36,4 +36,4 @@ def _run(arguments: tuple[str, ...], folder: Path) -> subprocess.CompletedProces
             ["git", *arguments], cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, check=False, start_new_session=True
         )
     except FileNotFoundError as error:
-        raise GitError("git: it is not installed, or not on the path") from error
+        raise GitError("git: the command is not there; install Git, and put it on the path") from error
