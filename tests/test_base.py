@@ -110,7 +110,7 @@ def test_in_a_checkout_elsewhere_a_relative_folder_is_the_workspaces_and_the_rec
     tiny.save(Path(model))
     here = base.main(existing(model)).report
     monkeypatch.chdir(workspace / "job")
-    with pytest.raises(BaseError, match="is not a folder|neither a folder"):
+    with pytest.raises(BaseError, match=r"is not a folder|neither a folder"):
         base.main(existing(model))
     monkeypatch.setenv("DVC_ROOT", str(workspace))
     assert named_files.problems({"base": existing(model).base.__dict__}) == []

@@ -156,7 +156,7 @@ def test_a_sweep_trains_what_jobs_share_once_on_a_base_that_lies_beside_the_work
 
     git(small, "restore", "conf", "params.yaml", "dvc.lock", "reports")
     tiny.save(small.parent / "models/tiny")
-    compose(small, *SMALL[1:], "base=hub", "base.model=../models/tiny", "base.precision=f32")
+    compose(small, "--reset", *SMALL[1:], "base=hub", "base.model=../models/tiny", "base.precision=f32")
     git(small, "add", "--all")
     git(small, "commit", "--quiet", "--message=another base, not run yet")
     done = run(small, "stages.sweep", "-m", "grpo.beta=0,0.2", "grpo.learning_rate=1e-3,5e-3", "hydra.launcher.n_jobs=2")
