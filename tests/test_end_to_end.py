@@ -159,11 +159,11 @@ def test_a_sweep_trains_what_jobs_share_once_on_a_base_that_lies_beside_the_work
     compose(small, "--reset", *SMALL[1:], "base=hub", "base.model=../models/tiny", "base.precision=f32")
     git(small, "add", "--all")
     git(small, "commit", "--quiet", "--message=another base, not run yet")
-    done = run(small, "stages.sweep", "-m", "grpo.beta=0,0.2", "grpo.learning_rate=1e-3,5e-3", "hydra.launcher.n_jobs=2")
+    done = run(small, "stages.sweep", "-m", "grpo.beta=0,0.2", "hydra.launcher.n_jobs=2")
     assert done.returncode == 0, done.stderr
     ran = "".join(path.read_text(encoding="utf-8") for path in small.rglob("dvc.log"))
     counted = {stage: ran.count(f"Running stage '{stage}'") for stage in STAGES[1:]}
-    assert counted == {"base": 1, "validate": 0, "reward": 1, "grpo": 4, "evaluate": 4, "export": 4}
+    assert counted == {"base": 1, "validate": 0, "reward": 1, "grpo": 2, "evaluate": 2, "export": 2}
     assert git(small, "status", "--porcelain") == ""
     best = json.loads(next(small.glob("multirun/*/*/sweep.json")).read_bytes())["jobs"][0]
     assert run(small, "dvc", "exp", "apply", best["experiment"]).returncode == 0
