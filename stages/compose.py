@@ -8,7 +8,6 @@ refuses  settings that are missing, unknown, mistyped or out of range; files tha
          arguments, a params.yaml that was edited after it was composed. A refused call writes neither file
 """
 
-import fcntl
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from stages.core import layout, runner
 from stages.core.atomic import write_bytes
 from stages.core.composition import overrides, params_yaml, tree
 from stages.core.errors import SettingsError
+from stages.core.locks import held
 from stages.core.progress import say
 
 LOCK = layout.STATE / "compose.lock"
@@ -36,9 +36,7 @@ def main(request: Request) -> runner.Document:
 
     One at a time: a second call waits, so that neither loses what the other recorded.
     """
-    LOCK.parent.mkdir(exist_ok=True)
-    with LOCK.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with held(LOCK):
         return _composed(request)
 
 

@@ -19,7 +19,9 @@ from omegaconf.errors import OmegaConfBaseException
 from stages.core import layout, runner
 from stages.core.composition import overrides
 from stages.core.errors import LeashError
-from stages.versions import job, launch, processes, results, workspace
+from stages.sweeps import checkout, job, preflight, results, sweep
+from stages.sweeps.sweep import Sweep
+from stages.versions.git import git
 
 PRIMARY = "multirun"
 """The file in conf/ that Hydra composes."""
@@ -27,31 +29,42 @@ PRIMARY = "multirun"
 
 def main(arguments: Sequence[str]) -> None:
     """Runs the jobs and prints the table; raises LeashError where a job failed or none could start."""
-    command = launch.read(arguments, overrides.recorded(layout.OVERRIDES))
+    command = preflight.read(arguments, overrides.recorded(layout.OVERRIDES))
+    started = None
     if command.runs:
-        launch.require_committed()
-        launch.require_runnable(command.overrides)
-        workspace.remove_abandoned()
-        processes.name_sweep()
-    sys.argv = [sys.argv[0], *command.arguments]
+        preflight.require_committed()
+        preflight.require_runnable(command.overrides)
+        checkout.remove_abandoned()
+        started = sweep.start(git("rev-parse", "HEAD"), command.keys)
+    sys.argv = [sys.argv[0], *command.arguments, *([sweep.override(started)] if started else [])]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here as they are, and not as Hydra's report of them
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
     failure: LeashError | None = None
     try:
         hydra.main(config_path=str(layout.CONF.resolve()), config_name=PRIMARY, version_base="1.3")(job.run)()
-    except LeashError as error:  # the first job that failed; the others have run all the same
+    except LeashError as error:  # the first job's that failed; the others have run all the same
         failure = error
     except (HydraException, OmegaConfBaseException) as error:
-        raise launch.explained(error) from error
+        raise preflight.explained(error) from error
+    except BaseException:
+        _concluded(started)
+        raise
     finally:
-        workspace.remove_abandoned()
-    if results.Started.sweep is not None:
-        conclusion = results.conclude(results.Started.sweep)
-        runner.show("sweep", conclusion.table)
-        if conclusion.problems:
-            raise LeashError(conclusion.problems)
+        checkout.remove_abandoned()
+    problems = _concluded(started)
+    if problems:
+        raise LeashError(problems)
     if failure is not None:
         raise failure
+
+
+def _concluded(started: Sweep | None) -> list[str]:
+    """Prints the table of the jobs, where any were started, and gives the problems of those that failed."""
+    if started is None or results.SweepCallback.ranking is None:
+        return []
+    conclusion = results.conclude(results.SweepCallback.ranking, started.name)
+    runner.show("sweep", conclusion.table)
+    return conclusion.problems
 
 
 if __name__ == "__main__":

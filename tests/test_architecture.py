@@ -15,10 +15,10 @@ from tests import imports
 LAYERS = ("core", "files", "model", "learning")
 """The folders under stages/; a module imports from its own or from one further left, an entry from any."""
 
-BESIDE = {"rewards": ("core",), "versions": ("core", "files", "versions")}
+BESIDE = {"rewards": ("core",), "versions": ("core", "files", "versions"), "sweeps": ("core", "versions", "sweeps")}
 """Folders that no other imports, entries apart, and what they may import; rewards are loaded by name."""
 
-HEAVY = {"accelerate", "gguf", "peft", "pyarrow", "safetensors", "tokenizers", "torch", "transformers"}
+HEAVY = {"accelerate", "dvc", "gguf", "peft", "pyarrow", "safetensors", "tokenizers", "torch", "transformers"}
 """Libraries that take a second or a good part of it to import: the one reason for an import inside a function."""
 
 PIPELINE: dict[str, dict[str, Any]] = yaml.safe_load((imports.ROOT / "dvc.yaml").read_text(encoding="utf-8"))
@@ -36,7 +36,7 @@ def may_import(importer: str, imported: str) -> bool:
     if importer in BESIDE:
         return imported in BESIDE[importer]
     if importer == "":
-        return imported in (*LAYERS, "versions")
+        return imported in (*LAYERS, "versions", "sweeps")
     return imported in LAYERS and LAYERS.index(imported) <= LAYERS.index(importer)
 
 

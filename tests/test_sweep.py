@@ -290,3 +290,34 @@ def test_a_project_in_a_folder_of_a_larger_repository_is_swept_too(made: Path, t
     (outer / "else.txt").write_text("changed")
     assert project.is_clean() is False  # else.txt, which is no part of the project
     assert project.sweep("grpo.beta=0.1").returncode == 0
+
+
+def test_edits_and_commits_while_a_sweep_runs_are_not_its_concern(project: Project):
+    """A job takes settings and code of the commit that the sweep started from, whatever the workspace has by then."""
+    start = git(project.folder, "rev-parse", "HEAD").strip()
+    started = project.start("reward.rank=2,4", "hydra/launcher=basic")
+    wait_for(lambda: project.runs.is_file() and "grpo" in project.runs.read_text())
+    settings = project.folder / "conf/grpo/default.yaml"
+    settings.write_text(settings.read_text().replace("beta: 0.04", "beta: 0.5"))
+    git(project.folder, "commit", "--quiet", "--all", "--message=meanwhile")
+    _, said = started.communicate(timeout=120)
+    assert started.returncode == 0, said
+    refs = git(project.folder, "for-each-ref", "--format=%(refname)", f"refs/exps/{start[:2]}/{start[2:]}").split()
+    gains = {json.loads(git(project.folder, "show", f"{ref}:reports/evaluate.json"))["reward_gain"] for ref in refs}
+    assert gains == {2.4, 4.4}
+    assert project.sweep("reward.rank=2,4", "hydra/launcher=basic").returncode == 0
+    assert len(git(project.folder, "for-each-ref", "--format=%(refname)", "refs/exps").split()) == 4
+
+
+def test_data_that_dvc_tracks_is_the_commits(project: Project):
+    """Git ignores it, so only DVC can tell that it was edited; a job's checkout gets it from the cache."""
+    git(project.folder, "rm", "--quiet", "--cached", "data/pairs.json")
+    project.dvc("add", "data/pairs.json")
+    git(project.folder, "add", "--all")
+    git(project.folder, "commit", "--quiet", "--message=data under DVC")
+    assert project.sweep("grpo.beta=0.04").returncode == 0
+    with (project.folder / "data/pairs.json").open("a") as stream:
+        stream.write("\n")
+    done = project.sweep("grpo.beta=0.04")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("data/pairs.json: a sweep's jobs run the last commit")

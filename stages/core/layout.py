@@ -3,6 +3,9 @@
 import os
 from pathlib import Path
 
+PIPELINE = Path("dvc.yaml")
+LOCK = Path("dvc.lock")
+DVC = Path(".dvc")
 PARAMS = Path("params.yaml")
 CONF = Path("conf")
 OVERRIDES = CONF / "overrides.yaml"

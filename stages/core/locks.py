@@ -1,4 +1,4 @@
-"""Locks on files, held by a process and gone with it, however it ends: none is ever left to be removed by hand."""
+"""Locks on files. A process holds one as long as it lives, however it ends: a file that is left holds nothing up."""
 
 import contextlib
 import fcntl

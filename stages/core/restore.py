@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-PIPELINE = Path("dvc.yaml")
-LOCK = Path("dvc.lock")
+from stages.core.layout import LOCK, PIPELINE
 
 
 class Output(NamedTuple):

@@ -1,1 +1,1 @@
-"""What Git and DVC keep: revisions and what differs between them, experiments, and the jobs of a sweep that make them."""
+"""What Git and DVC keep of the project: revisions, experiments, and how two versions differ."""

@@ -1,11 +1,14 @@
 """Git, as a program: what it says, or in one line why it refused."""
 
+import os
 import subprocess
 from pathlib import Path
 
 from stages.core.errors import LeashError
 
 HERE = Path()
+_OF_ANOTHER_CALL = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX", "GIT_OBJECT_DIRECTORY", "GIT_NAMESPACE")
+"""What Git sets for a hook of its own, which would send a command in another folder to that repository."""
 
 
 class GitError(LeashError):
@@ -30,10 +33,17 @@ def git_bytes(*arguments: str, folder: Path = HERE) -> bytes | None:
 
 
 def _run(arguments: tuple[str, ...], folder: Path) -> subprocess.CompletedProcess[bytes]:
+    environment = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER_CALL}
     try:
         # A session of its own: what kills a sweep's process group must not stop Git with a reference half written.
         return subprocess.run(
-            ["git", *arguments], cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, check=False, start_new_session=True
+            ["git", *arguments],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            start_new_session=True,
         )
     except FileNotFoundError as error:
         raise GitError("git: the command is not there; install Git, and put it on the path") from error

@@ -6,14 +6,12 @@ from pathlib import Path
 
 from stages.core import layout
 from stages.core.errors import SettingsError
+from stages.versions import experiments
 from stages.versions.git import git, git_bytes
 
 WORKSPACE = "workspace"
-EXPERIMENTS = "refs/exps/"
-"""Where DVC keeps experiments: refs/exps/<2 digits>/<38 digits of the commit they start from>/<name>."""
 SHORT = 7
 """Digits of a commit in a label."""
-PIPELINE = Path("dvc.yaml")
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ def resolve(name: str) -> Revision:
     else:
         commit = git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}", check=False)
         revision = Revision(name, commit or _experiment(name))
-    missing = [path.as_posix() for path in (PIPELINE, layout.PARAMS) if revision.content(path) is None]
+    missing = [path.as_posix() for path in (layout.PIPELINE, layout.PARAMS) if revision.content(path) is None]
     if missing:
         raise SettingsError(
             f"{revision.label}: it has no {' and no '.join(missing)} here, so there is nothing to compare; "
@@ -57,15 +55,9 @@ def resolve(name: str) -> Revision:
 
 def _experiment(name: str) -> str:
     """The commit of an experiment; where several have its name, of the one that starts from HEAD."""
-    found: dict[str, str] = {}
-    names: set[str] = set()
-    for line in git("for-each-ref", "--format=%(objectname) %(refname)", EXPERIMENTS).splitlines():
-        commit, _, reference = line.partition(" ")
-        parts = reference.removeprefix(EXPERIMENTS).split("/", 2)
-        if len(parts) == 3 and len("".join(parts[:2])) == len(commit):  # beside them DVC keeps what it is running
-            names.add(parts[2])
-            if parts[2] == name:
-                found["".join(parts[:2])] = commit
+    there = list(experiments.every())
+    found = {experiment.start: experiment.commit for experiment in there if experiment.name == name}
+    names = {experiment.name for experiment in there}
     if len(found) == 1:
         return next(iter(found.values()))
     head = git("rev-parse", "--verify", "--quiet", "HEAD", check=False)

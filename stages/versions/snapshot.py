@@ -16,13 +16,12 @@ from dvc.fs import GitFileSystem
 from dvc.repo import Repo
 from dvc.scm import SCM
 
+from stages.core import layout
 from stages.core.atomic import write_bytes
 from stages.core.errors import LeashError, SettingsError
 from stages.core.progress import say
 from stages.versions.git import git
 from stages.versions.revision import Revision
-
-DVC = Path(".dvc")
 
 
 class MissingError(LeashError):
@@ -105,7 +104,7 @@ def _repo(commit: str) -> Repo:
     top, inside = git("rev-parse", "--show-toplevel"), git("rev-parse", "--show-prefix")
     source = SCM(top)
     # Not Repo(rev=...), which takes the top of the Git repository for the project's root.
-    return Repo(f"/{inside.rstrip('/')}", fs=GitFileSystem(scm=source, rev=commit), scm=source, config=Config(str(DVC)).read())
+    return Repo(f"/{inside.rstrip('/')}", fs=GitFileSystem(scm=source, rev=commit), scm=source, config=Config(str(layout.DVC)).read())
 
 
 def _reason(error: Exception) -> str:

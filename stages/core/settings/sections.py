@@ -25,6 +25,9 @@ SECTIONS: dict[str, tuple[type[Any], ...]] = {
     "sweep": (Sweep,),
 }
 
+NOT_OF_A_STAGE = ("runtime", "sweep")
+"""Sections that no stage declares: another value in them makes no other outputs."""
+
 KEYS = frozenset(f"{section}.{key}" for section, classes in SECTIONS.items() for cls in classes for key in leaves(cls))
 """Every dotted key that can be set."""
 

@@ -3,10 +3,10 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-from stages.core import restore
+from stages.core import layout
 from stages.core.errors import SettingsError
 from stages.core.params import read_yaml
 
@@ -19,12 +19,12 @@ class Stage(NamedTuple):
     """Sections of params.yaml that it, or a stage before it, declares."""
 
 
-def read() -> list[Stage]:
+def read(path: Path = layout.PIPELINE) -> list[Stage]:
     """The stages that declare settings, each after those that it depends on; `compose`, which makes params.yaml, is none of them."""
     try:
-        entries: dict[str, Any] = read_yaml(restore.PIPELINE)["stages"]
+        entries: dict[str, Any] = read_yaml(path)["stages"]
     except FileNotFoundError:
-        raise SettingsError(f"{restore.PIPELINE}: there is no such file; run this from the project's root") from None
+        raise SettingsError(f"{path}: there is no such file; run this from the project's root") from None
     makers = {output: name for name, entry in entries.items() for output in _outputs(entry)}
     before = {name: {maker for path in entry.get("deps", []) if (maker := _maker(path, makers))} for name, entry in entries.items()}
     found: dict[str, Stage] = {}

@@ -7,28 +7,35 @@ now, not after hours of other jobs.
 import difflib
 import json
 import re
+import subprocess
+import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
 
-from stages.core import layout, restore
+from stages.core import layout
 from stages.core.composition import overrides, tree
 from stages.core.errors import SettingsError
 from stages.core.progress import bar
 from stages.core.settings.schema import show
-from stages.versions import results
+from stages.core.settings.sections import NOT_OF_A_STAGE
+from stages.sweeps import results
 from stages.versions.git import git, git_bytes
 
 RUN_FROM = ("conf", "stages", "data", "dvc.yaml")
 """What a job takes from the commit; lock and reports it writes itself, so those may differ."""
 PLUGINS = {"submitit": "hydra-submitit-launcher", "ray": "hydra-ray-launcher", "optuna": "hydra-optuna-sweeper"}
 """The distributions of the plugins that conf/hydra/ has presets for, by how Hydra calls their options."""
+
+_HYDRAS = re.compile(rf"{tree.HYDRA}(?:[./]|$)")
 
 
 class CommandLine(NamedTuple):
@@ -38,6 +45,8 @@ class CommandLine(NamedTuple):
     """Hydra's own options, then the overrides: the recorded ones first, those that were given after them."""
     overrides: list[str]
     """The latter alone."""
+    keys: list[str]
+    """What those that were given set, Hydra's own settings left out."""
     runs: bool
     """Whether jobs are to run, and not something to be shown."""
 
@@ -47,30 +56,33 @@ def read(arguments: Sequence[str], recorded: Sequence[str]) -> CommandLine:
     asked, unknown = get_args_parser().parse_known_args(list(arguments))
     if unknown:
         raise SettingsError(f"{unknown[0]}: neither an option of Hydra's nor KEY=VALUES; python -m stages.sweep --help tells of both")
+    if other := [option for option in ("config_name", "config_path", "config_dir", "experimental_rerun") if getattr(asked, option)]:
+        raise SettingsError(f"--{other[0].replace('_', '-')}: a sweep composes {layout.CONF}/multirun.yaml; leave the option out")
     if asked.run:
         raise SettingsError("--run: a sweep always runs as a multirun; for a single job name one value per key, or none")
     given: list[str] = list(asked.overrides)
     if removed := [text for text in given if text.startswith("~")]:
         raise SettingsError(f"{removed[0]}: nothing can be left out of the settings; name the keys to be set")
-    keys = {overrides.key_of(text) for text in given}
+    keys = [overrides.key_of(text) for text in given]
     kept = [f"++{text}" if "." in overrides.key_of(text) else text for text in recorded if overrides.key_of(text) not in keys]
     kept, given = ([_without_option(text) for text in texts] for texts in (kept, given))
     flags = [argument for argument in arguments if argument not in [*asked.overrides, "-m", "--multirun"]]
     runs = not _shows(asked)
-    return CommandLine([*flags, *["--multirun"] * runs, *kept, *given], [*kept, *given], runs)
+    own = [key for key in keys if not _HYDRAS.match(key)]
+    return CommandLine([*flags, *["--multirun"] * runs, *kept, *given], [*kept, *given], own, runs)
 
 
 def require_committed() -> None:
     """Raises SettingsError where something that a job would run is not committed, or there is no commit at all."""
     if not git("rev-parse", "--quiet", "--verify", "HEAD", check=False):
-        raise SettingsError(f"{restore.PIPELINE}: a sweep's jobs run the last commit, and there is none here; commit the project first")
-    changed = git("status", "--porcelain", "--", *RUN_FROM).splitlines()
-    if changed:
-        paths = [line[3:] for line in changed]
+        raise SettingsError(f"{layout.PIPELINE}: a sweep's jobs run the last commit, and there is none here; commit the project first")
+    changed = git("status", "--porcelain", "--untracked-files=normal", "--", *RUN_FROM).splitlines()
+    paths = [line[3:] for line in changed] or _data_changed()
+    if paths:
         listed = ", ".join(paths[:5]) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")
         raise SettingsError(
             f"{paths[0]}: a sweep's jobs run the last commit, and what differs from it would be left out of them ({listed}); "
-            "commit it, or take it back, and run the sweep again"
+            "commit it (data that DVC tracks with dvc add or dvc commit first), or take it back, and run the sweep again"
         )
 
 
@@ -81,7 +93,7 @@ def require_runnable(texts: Sequence[str]) -> None:
     """
     problems: dict[str, None] = {}
     read = []
-    for text in map(as_recorded, texts):
+    for text in [*_of_the_sweeper(texts), *map(as_recorded, texts)]:
         try:
             override = OverridesParser.create().parse_override(text)
             if not _is_hydras(override):
@@ -103,6 +115,17 @@ def require_runnable(texts: Sequence[str]) -> None:
         raise SettingsError(list(problems))
 
 
+def _of_the_sweeper(texts: Sequence[str]) -> list[str]:
+    """What hydra.sweeper.params sweeps, in conf/multirun.yaml or on the command line."""
+    of_hydra = [text for text in texts if _HYDRAS.match(overrides.key_of(text)) and "=" in text]
+    try:
+        with initialize_config_dir(str(layout.CONF.resolve()), version_base="1.3"):
+            config = compose("multirun", overrides=of_hydra, return_hydra_config=True)
+        return [f"{key}={value}" for key, value in (config.hydra.sweeper.get("params") or {}).items()]
+    except (HydraException, OmegaConfBaseException, AttributeError) as error:  # the last for a mapping put where there was null
+        raise explained(error) from error
+
+
 def explained(error: Exception) -> SettingsError:
     """Hydra's own refusal of a sweep in one line, with what to do."""
     text = re.sub(r" Config search path:.*", "", " ".join(str(error).split()))
@@ -118,6 +141,18 @@ def _shows(asked: Namespace) -> bool:
     return bool(asked.cfg or asked.info or asked.hydra_help or asked.shell_completion)
 
 
+def _data_changed() -> list[str]:
+    """Data that DVC tracks and that is not as its .dvc file in Git says."""
+    tracked = git("ls-files", f"{layout.DATA}/*.dvc").splitlines()
+    if not tracked:
+        return []
+    command = [sys.executable, "-m", "dvc", "status", "--json", *tracked]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SettingsError(f"{tracked[0]}: dvc status fails, so what the jobs would run on is not known: {done.stderr.strip()[-300:]}")
+    return [name.removesuffix(".dvc") for name in json.loads(done.stdout or "{}")]
+
+
 def as_recorded(text: str) -> str:
     """An override of a job's, which Hydra has given it, as conf/overrides.yaml takes it."""
     return f"{text[1:].partition('=')[0]}=null" if text.startswith("~") else text
@@ -130,12 +165,12 @@ def _without_option(text: str) -> str:
 
 
 def _is_hydras(override: Override) -> bool:
-    return re.match(rf"{tree.HYDRA}(?:[./]|$)", override.key_or_group) is not None
+    return _HYDRAS.match(override.key_or_group) is not None
 
 
 def _not_swept(override: Override) -> Iterator[str]:
     section = override.key_or_group.partition(".")[0]
-    if override.is_sweep_override() and section in results.NOT_OF_A_RUN:
+    if override.is_sweep_override() and section in NOT_OF_A_STAGE:
         yield (
             f"{override.key_or_group}: no stage depends on {section}, so its values would all make one experiment; "
             "give one value for all jobs"

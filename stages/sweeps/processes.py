@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 
-SWEEP = "LEASH_SWEEP"
-"""Environment variable with the machine and the process of the sweep that started a job."""
+from stages.sweeps.sweep import Sweep
+
 _LOOK_SECONDS = 0.3
 
 _groups: set[int] = set()
@@ -35,31 +35,32 @@ def run_in_group(command: Sequence[str], folder: Path, environment: Mapping[str,
         _groups.discard(process.pid)
 
 
-def name_sweep() -> None:
-    """Tells the jobs that are started from here on, through the environment, which process they belong to."""
-    os.environ[SWEEP] = f"{socket.gethostname()} {os.getpid()}"
-
-
 @functools.cache
-def end_with_sweep() -> None:
+def end_with(sweep: Sweep) -> None:
     """Has this process, and what it started, end when the sweep that it works for is gone: killed, a sweep could tell no one.
 
-    It goes on watching between jobs, where a launcher keeps its processes. A sweep on another machine is not watched; there the
-    cluster's own commands end a job.
+    It goes on watching between jobs, where a launcher keeps its processes. A sweep that cannot be seen from here, on another
+    machine or in another container, is not watched; there the cluster's own commands end a job.
     """
-    machine, _, number = os.environ.get(SWEEP, "").partition(" ")
-    if machine == socket.gethostname() and int(number) != os.getpid():
-        threading.Thread(target=_watch, args=(int(number),), daemon=True).start()
+    if sweep.machine == socket.gethostname() and sweep.process != os.getpid() and _runs(sweep):
+        threading.Thread(target=_watch, args=(sweep,), daemon=True).start()
 
 
-def _watch(sweep: int) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process = psutil.Process(sweep)
-        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-            time.sleep(_LOOK_SECONDS)
+def _watch(sweep: Sweep) -> None:
+    while _runs(sweep):
+        time.sleep(_LOOK_SECONDS)
     for group in list(_groups):
         _kill(group)
     os._exit(1)
+
+
+def _runs(sweep: Sweep) -> bool:
+    try:
+        process = psutil.Process(sweep.process)
+        same = abs(process.create_time() - sweep.process_started) < 1
+        return same and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _kill(group: int) -> None:

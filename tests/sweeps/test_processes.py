@@ -1,3 +1,4 @@
+import json
 import os
 import signal
 import socket
@@ -6,9 +7,12 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from stages.versions import processes
+from stages.sweeps import processes, sweep
+from stages.sweeps.sweep import Sweep
 from tests.core.test_tether import gone
 
 pytestmark = pytest.mark.slow
@@ -22,8 +26,8 @@ time.sleep(60)
 JOB = """
 import os, sys
 from pathlib import Path
-from stages.versions import processes
-processes.end_with_sweep()
+from stages.sweeps import processes, sweep
+processes.end_with(sweep.of_this_job())
 processes.run_in_group([sys.executable, "-c", sys.argv[1]], Path.cwd(), dict(os.environ))
 """
 
@@ -57,18 +61,33 @@ def test_what_breaks_it_off_kills_all_that_it_started(tmp_path: Path):
     assert gone(noted(tmp_path), 5)
 
 
-@pytest.mark.parametrize("machine", [socket.gethostname(), "another"])
-def test_a_job_ends_with_its_sweep_on_the_same_machine(tmp_path: Path, root: Path, machine: str):
-    sweep = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    environment = {**os.environ, "PYTHONPATH": str(root), processes.SWEEP: f"{machine} {sweep.pid}"}
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_job_ends_with_its_sweep_where_it_can_see_it(tmp_path: Path, root: Path, seen: bool):
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    started = psutil.Process(process.pid).create_time()
+    told = Sweep("s", "c", ("grpo.beta",), socket.gethostname() if seen else "another", process.pid, started)
+    environment = {**os.environ, "PYTHONPATH": str(root), sweep.VARIABLE: json.dumps(told._asdict())}
     job = subprocess.Popen([sys.executable, "-c", JOB, GROUP], cwd=tmp_path, env=environment)
     child = noted(tmp_path)
-    sweep.kill()
-    sweep.wait()
-    here = machine == socket.gethostname()
-    assert gone(child, 5 if here else 1) is here
-    if here:
+    process.kill()
+    process.wait()
+    assert gone(child, 5 if seen else 1) is seen
+    if seen:
         assert job.wait(5) == 1
     else:
         os.killpg(os.getpgid(child), signal.SIGKILL)
         job.wait(5)
+
+
+def test_another_process_with_the_sweeps_number_is_not_it():
+    here = sweep.start("c", ["grpo.beta"])
+    assert processes._runs(here)
+    assert not processes._runs(here._replace(process_started=here.process_started - 60))
+
+
+def test_hydra_hands_the_sweep_to_each_job(monkeypatch: pytest.MonkeyPatch):
+    here = sweep.start("c", ["grpo.beta"])
+    parsed = OverridesParser.create().parse_override(sweep.override(here))
+    assert parsed.get_key_element() == f"+hydra.job.env_set.{sweep.VARIABLE}"
+    monkeypatch.setenv(sweep.VARIABLE, str(parsed.value()))
+    assert sweep.of_this_job() == here

@@ -4,15 +4,16 @@ from pathlib import Path
 import pytest
 
 from stages.core.errors import SettingsError
-from stages.versions import results
-from stages.versions.results import FAILED, RAN, REUSED, Outcome, Sweep
+from stages.sweeps import results
+from stages.sweeps.results import FAILED, RAN, REUSED, Outcome, Ranking
 
+SWEEP = "a-sweep"
 REPORT = {"samples": 4, "reward_gain": 1.5, "reward_gain_low": 1.0, "reward_gain_high": 2.0, "accuracy": None, "training_reward": "length"}
 
 
 def outcome(number: int, figure: float | None, status: str = RAN, **more) -> Outcome:
     texts = [f"grpo.beta=0.{number}", "grpo.rank=4"]
-    return Outcome(number, texts, status, f"sweep-{number}", figure, seconds=1.25, **more)
+    return Outcome(SWEEP, number, texts, status, f"sweep-{number}", figure, seconds=1.25, **more)
 
 
 @pytest.mark.parametrize(("metric", "stage"), [("reward_gain", "evaluate"), ("grpo.mean_reward", "grpo")])
@@ -35,20 +36,25 @@ def test_what_is_no_figure_of_the_report_is_refused_with_those_that_are(name: st
 
 @pytest.mark.parametrize(("direction", "order"), [("maximize", [1, 0, 2, 3]), ("minimize", [0, 1, 2, 3])])
 def test_best_first_then_those_without_a_figure_then_those_that_failed(direction: str, order: list[int]):
-    outcomes = [Outcome(3, [], FAILED, problem="x"), outcome(2, None), outcome(0, -1.0), outcome(1, 2.0)]
+    outcomes = [Outcome(SWEEP, 3, [], FAILED, problem="x"), outcome(2, None), outcome(0, -1.0), outcome(1, 2.0)]
     assert [one.number for one in results.ranked(outcomes, direction)] == order
 
 
 def test_a_sweep_ends_with_a_table_a_summary_and_the_problems_of_what_failed(tmp_path: Path):
-    kept = [outcome(0, 0.5, low=0.25, high=0.75), outcome(1, 0.75, REUSED), Outcome(2, ["grpo.rank=4"], FAILED, problem="job 2: it broke")]
+    kept = [
+        outcome(0, 0.5, low=0.25, high=0.75),
+        outcome(1, 0.75, REUSED),
+        Outcome(SWEEP, 2, ["grpo.rank=4"], FAILED, problem="job 2: it broke"),
+    ]
     for one in kept:
-        results.write(tmp_path / str(one.number), one)
-    conclusion = results.conclude(Sweep(tmp_path, "reward_gain", "maximize"))
+        results.write(tmp_path / "any" / str(one.number), one)
+    results.write(tmp_path / "7", Outcome("another", 7, [], FAILED, problem="job 7 of a sweep before in the same folder"))
+    conclusion = results.conclude(Ranking(tmp_path, "reward_gain", "maximize"), SWEEP)
     assert [line.split() for line in conclusion.table.splitlines()] == [
         ["all", "jobs:", "grpo.rank=4"],
         ["job", "grpo.beta", "reward_gain", "95%", "interval", "experiment"],
-        ["1", "0.1", "0.7500", "sweep-1", "ran", "before"],
-        ["0", "0.0", "0.5000", "[0.2500,", "0.7500]", "sweep-0", "1.2", "s"],
+        ["1", "0.1", "0.75", "sweep-1", "ran", "before"],
+        ["0", "0.0", "0.5", "[0.25,", "0.75]", "sweep-0", "1.2", "s"],
         ["2", "failed"],
     ]
     assert conclusion.problems == ["job 2: it broke"]
@@ -57,15 +63,15 @@ def test_a_sweep_ends_with_a_table_a_summary_and_the_problems_of_what_failed(tmp
 
 
 def test_values_with_markup_are_printed_as_they_are(tmp_path: Path):
-    results.write(tmp_path / "0", Outcome(0, ["grpo.targets=[red]"], RAN, "sweep-0", 1.0))
-    results.write(tmp_path / "1", Outcome(1, ["grpo.targets=[/red]"], RAN, "sweep-1", 1.0))
-    table = results.conclude(Sweep(tmp_path, "reward_gain", "maximize")).table
+    results.write(tmp_path / "0", Outcome(SWEEP, 0, ["grpo.targets=[red]"], RAN, "sweep-0", 1.0))
+    results.write(tmp_path / "1", Outcome(SWEEP, 1, ["grpo.targets=[/red]"], RAN, "sweep-1", 1.0))
+    table = results.conclude(Ranking(tmp_path, "reward_gain", "maximize"), SWEEP).table
     assert "[red]" in table
     assert "[/red]" in table
 
 
 def test_a_sweep_of_which_no_job_has_ended_says_so(tmp_path: Path):
-    assert results.conclude(Sweep(tmp_path, "reward_gain", "maximize")) == ("no job has ended", [])
+    assert results.conclude(Ranking(tmp_path, "reward_gain", "maximize"), SWEEP) == ("no job has ended", [])
 
 
 STAGE_LOG = """$ dvc repro

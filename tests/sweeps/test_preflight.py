@@ -1,10 +1,11 @@
+import shutil
 from pathlib import Path
 
 import pytest
 from hydra.errors import HydraException
 
 from stages.core.errors import SettingsError
-from stages.versions import launch
+from stages.sweeps import preflight
 
 
 @pytest.fixture
@@ -14,34 +15,50 @@ def project(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_recorded_overrides_come_first_unless_the_sweep_names_their_key():
     recorded = ["base=hub", "base.model=org/name", "grpo.beta=0.1", "experiment=null"]
-    command = launch.read(["-m", "grpo.beta=0.2,0.3", "hydra.launcher.n_jobs=4"], recorded)
+    command = preflight.read(["-m", "grpo.beta=0.2,0.3", "hydra.launcher.n_jobs=4"], recorded)
     kept = ["base=hub", "++base.model=org/name", "~experiment", "grpo.beta=0.2,0.3", "hydra.launcher.n_jobs=4"]
-    assert command == (["--multirun", *kept], kept, True)
-    assert [launch.as_recorded(text) for text in ("~experiment=null", "~experiment", "grpo.beta=1")] == ["experiment=null"] * 2 + [
+    assert command == (["--multirun", *kept], kept, ["grpo.beta"], True)
+    assert [preflight.as_recorded(text) for text in ("~experiment=null", "~experiment", "grpo.beta=1")] == ["experiment=null"] * 2 + [
         "grpo.beta=1"
     ]
 
 
+def test_what_hydras_own_settings_sweep_is_checked_too(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    shutil.copytree(root / "conf", tmp_path / "conf")
+    shutil.copytree(root / "data", tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    with Path("conf/multirun.yaml").open("a") as stream:
+        stream.write("  sweeper:\n    params:\n      grpo.beta: 0,-1\n      runtime.threads: 1,2\n")
+    found = problems("grpo.rank=4")
+    assert [line.partition(":")[0] for line in found] == ["runtime.threads", "grpo.beta"]
+
+
+@pytest.mark.parametrize("flags", [["--config-name", "config"], ["-cd", "conf"], ["--config-path", "x"]])
+def test_another_configuration_is_refused(flags: list[str]):
+    with pytest.raises(SettingsError, match=r"^--config-(name|dir|path): a sweep composes conf/multirun\.yaml"):
+        preflight.read(flags, [])
+
+
 @pytest.mark.parametrize("flags", [["--cfg", "job"], ["--info", "defaults"], ["--hydra-help"]])
 def test_what_hydra_is_only_to_show_runs_no_job(flags: list[str]):
-    command = launch.read([*flags, "grpo.beta=1"], [])
+    command = preflight.read([*flags, "grpo.beta=1"], [])
     assert (command.arguments, command.runs) == ([*flags, "grpo.beta=1"], False)
 
 
 def problems(*texts: str) -> list[str]:
     with pytest.raises(SettingsError) as caught:
-        launch.require_runnable(list(texts))
+        preflight.require_runnable(list(texts))
     return caught.value.lines()
 
 
 def test_settings_of_every_job_are_checked_and_each_problem_is_told_once(project: None):
-    launch.require_runnable(["grpo.beta=0,0.1", "grpo.group=range(2,6,2)", "reward=glob(*)", "hydra.launcher.n_jobs=2"])
+    preflight.require_runnable(["grpo.beta=0,0.1", "grpo.group=range(2,6,2)", "reward=glob(*)", "hydra.launcher.n_jobs=2"])
     found = problems("grpo.beta=0,-1", "grpo.group=1,4", "grpo.betta=1")
     assert sorted(line.split(":")[0].split()[0] for line in found) == ["grpo.beta", "grpo.betta", "grpo.group"]
 
 
 def test_an_interval_is_tried_at_both_ends(project: None):
-    launch.require_runnable(["grpo.beta=interval(0,1)", "grpo.learning_rate=tag(log,interval(1e-4,1e-2))"])
+    preflight.require_runnable(["grpo.beta=interval(0,1)", "grpo.learning_rate=tag(log,interval(1e-4,1e-2))"])
     assert "requires a finite beta of zero or more" in problems("grpo.beta=interval(-1,1)")[0]
     assert "top_p must be above zero and at most one" in problems("grpo.top_p=interval(0.5,1.5)")[0]
 
@@ -63,7 +80,7 @@ def test_what_makes_no_sweep_is_refused(project: None, text: str, line: str):
 
 @pytest.mark.parametrize("metric", ["reward_gain", "grpo.mean_reward", "training_reward_gain"])
 def test_a_metric_that_a_report_has_or_may_get_is_taken(project: None, metric: str):
-    launch.require_runnable([f"sweep.metric={metric}"])
+    preflight.require_runnable([f"sweep.metric={metric}"])
 
 
 @pytest.mark.parametrize(
@@ -79,4 +96,4 @@ def test_a_metric_that_a_report_has_or_may_get_is_taken(project: None, metric: s
     ],
 )
 def test_hydras_refusals_are_one_line_with_what_to_install(said: str, line: str):
-    assert launch.explained(HydraException(said)).lines()[0].endswith(line)
+    assert preflight.explained(HydraException(said)).lines()[0].endswith(line)

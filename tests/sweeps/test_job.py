@@ -4,7 +4,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from stages.core.composition import tree
-from stages.versions.job import experiment_name, sections
+from stages.sweeps.job import experiment_name, sections
 
 LAUNCHERS = {"parallel": "JoblibLauncher", "slurm": "SlurmLauncher", "submitit_local": "LocalLauncher"}
 

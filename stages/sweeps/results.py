@@ -21,8 +21,6 @@ from stages.core.settings.sweep import MAXIMIZE
 
 RAN, REUSED, FAILED = "ran", "ran before", "failed"
 EVALUATE = "evaluate"
-NOT_OF_A_RUN = ("runtime", "sweep")
-"""Sections that no stage depends on, so that they make no other experiment."""
 RECORD = "job.json"
 SUMMARY = "sweep.json"
 WIDTH = 200
@@ -32,6 +30,8 @@ WIDTH = 200
 class Outcome(NamedTuple):
     """What became of one job."""
 
+    sweep: str
+    """The sweep's own name; a folder may hold the records of several."""
     number: int
     overrides: list[str]
     """Its own; not those that are recorded for all."""
@@ -52,22 +52,22 @@ class Figure(NamedTuple):
     high: float | None
 
 
-class Sweep(NamedTuple):
-    """A sweep that was started."""
+class Ranking(NamedTuple):
+    """Where a sweep writes, and what its jobs are ranked by."""
 
     folder: Path
     metric: str
     direction: str
 
 
-class Started(Callback):  # type: ignore[misc]  # Hydra has no types
+class SweepCallback(Callback):  # type: ignore[misc]  # Hydra has no types
     """Hydra calls it before any job starts; it keeps what the table at the end needs, which Hydra gives no one where a job failed."""
 
-    sweep: Sweep | None = None
+    ranking: Ranking | None = None
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Keeps where the sweep writes, and what its jobs are ranked by."""
-        Started.sweep = Sweep(Path(config.hydra.sweep.dir), config.sweep.metric, config.sweep.direction)
+        SweepCallback.ranking = Ranking(Path(config.hydra.sweep.dir), config.sweep.metric, config.sweep.direction)
 
 
 def report_of(metric: str) -> str:
@@ -95,8 +95,7 @@ def shown(metric: str, outcome: Outcome) -> str:
     """The figure in words, with its interval."""
     if outcome.figure is None:
         return f"{metric} null"
-    interval = f" [{outcome.low:.4g}, {outcome.high:.4g}]" if outcome.low is not None and outcome.high is not None else ""
-    return f"{metric} {outcome.figure:.4g}{interval}"
+    return f"{metric} {outcome.figure:.5g} {_interval(outcome)}".rstrip()
 
 
 def reason(log: str) -> str:
@@ -114,10 +113,10 @@ def write(folder: Path, outcome: Outcome) -> None:
     write_bytes(folder / RECORD, (json.dumps(outcome._asdict(), indent=2, ensure_ascii=False) + "\n").encode())
 
 
-def read_all(folder: Path) -> list[Outcome]:
+def read_all(folder: Path, sweep: str) -> list[Outcome]:
     """What became of the jobs of a sweep that have ended, by number."""
-    found = [Outcome(**json.loads(path.read_bytes())) for path in folder.glob(f"*/{RECORD}")]
-    return sorted(found, key=lambda outcome: outcome.number)
+    found = [Outcome(**json.loads(path.read_bytes())) for path in folder.rglob(RECORD)]
+    return sorted((outcome for outcome in found if outcome.sweep == sweep), key=lambda outcome: outcome.number)
 
 
 def ranked(outcomes: Sequence[Outcome], direction: str) -> list[Outcome]:
@@ -139,17 +138,16 @@ class Conclusion(NamedTuple):
     """Of the jobs that failed."""
 
 
-def conclude(sweep: Sweep) -> Conclusion:
+def conclude(ranking: Ranking, sweep: str) -> Conclusion:
     """The jobs of a sweep that have ended, best first, as text; writes them to its folder too."""
-    outcomes = ranked(read_all(sweep.folder), sweep.direction)
+    outcomes = ranked(read_all(ranking.folder, sweep), ranking.direction)
     if not outcomes:
         return Conclusion("no job has ended", [])
-    jobs = [outcome._asdict() for outcome in outcomes]
-    summary = {"metric": sweep.metric, "direction": sweep.direction, "jobs": jobs}
-    write_bytes(sweep.folder / SUMMARY, (json.dumps(summary, indent=2, ensure_ascii=False) + "\n").encode())
+    summary = {"metric": ranking.metric, "direction": ranking.direction, "jobs": [outcome._asdict() for outcome in outcomes]}
+    write_bytes(ranking.folder / SUMMARY, (json.dumps(summary, indent=2, ensure_ascii=False) + "\n").encode())
     console = Console(width=None if sys.stdout.isatty() else WIDTH, soft_wrap=True)
     with console.capture() as captured:
-        console.print(*_table(outcomes, sweep.metric), sep="\n")
+        console.print(*_table(outcomes, ranking.metric), sep="\n")
     return Conclusion(captured.get().rstrip(), [outcome.problem for outcome in outcomes if outcome.problem])
 
 
@@ -163,8 +161,12 @@ def _table(outcomes: Sequence[Outcome], metric: str) -> Iterator[Text | Table]:
     table = Table("job", *differing, metric, "95% interval", "experiment", "", box=None)
     for outcome in outcomes:
         row = [str(outcome.number), *(settings[outcome.number].get(key, "") for key in differing)]
-        row.append("" if outcome.figure is None else f"{outcome.figure:.4f}")
-        row.append("" if outcome.low is None or outcome.high is None else f"[{outcome.low:.4f}, {outcome.high:.4f}]")
+        row.append("" if outcome.figure is None else f"{outcome.figure:.5g}")
+        row.append(_interval(outcome))
         took = f"{outcome.seconds:.1f} s" if outcome.status == RAN and outcome.seconds is not None else outcome.status
         table.add_row(*map(Text, [*row, outcome.experiment or "", took]))
     yield table
+
+
+def _interval(outcome: Outcome) -> str:
+    return "" if outcome.low is None or outcome.high is None else f"[{outcome.low:.5g}, {outcome.high:.5g}]"

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from stages.core.errors import SettingsError
-from stages.versions import pipeline
-from stages.versions.pipeline import Stage, key, shared
+from stages.sweeps import shared_stages
+from stages.sweeps.shared_stages import Stage, key, shared
 
 BASE = Stage("base", frozenset({"base"}))
 VALIDATE = Stage("validate", frozenset({"data"}))
@@ -21,7 +21,7 @@ def names(runs: list[list[Stage]]) -> list[list[str]]:
 
 def test_the_projects_stages_come_in_order_with_all_that_they_depend_on(root: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(root)
-    found = pipeline.read()
+    found = shared_stages.read()
     assert sorted(found) == sorted(STAGES)
     place = {stage.name: number for number, stage in enumerate(found)}
     assert place["base"] < place["reward"] > place["validate"]
@@ -56,4 +56,4 @@ def test_a_stages_key_is_of_its_code_and_the_settings_that_bear_on_it_alone():
 def test_a_folder_without_a_pipeline_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SettingsError, match=r"dvc\.yaml: there is no such file; run this from the project's root"):
-        pipeline.read()
+        shared_stages.read()
