@@ -104,7 +104,7 @@ def test_jobs_share_what_they_can_become_experiments_and_run_once(project: Proje
     # the table: best first, with what the jobs changed and what holds for all
     assert "all jobs: reward.epochs=1" in done.stdout
     rows = [line.split() for line in done.stdout.splitlines() if re.match(r" *[0-3] ", line)]
-    assert [row[1:4] for row in rows] == [["4", "0.2", "6.0000"], ["4", "0.1", "5.0000"], ["2", "0.2", "4.0000"], ["2", "0.1", "3.0000"]]
+    assert [row[1:4] for row in rows] == [["4", "0.2", "6"], ["4", "0.1", "5"], ["2", "0.2", "4"], ["2", "0.1", "3"]]
     assert {row[6] for row in rows} == set(names)
     # a log for each job and each repro that they shared, below the sweep's folder
     logs = {path.parent.name.partition("-")[0] for path in project.folder.glob("multirun/*/*/**/dvc.log")}

@@ -13,7 +13,7 @@ from stages.core.settings.evaluate import MOST_RESAMPLES
 from stages.core.settings.schema import MAX_SEED
 from stages.files import artifacts, base_record
 from stages.files.base_record import BaseRecord
-from stages.versions import completions, figures, rows, settings, updates
+from stages.versions import completions, figures, rows, settings, updates, wording
 from stages.versions.completions import Floats, Heldout, Interval
 from stages.versions.figures import Figure
 from stages.versions.rows import RowChange, Split
@@ -26,6 +26,11 @@ Bootstrap = Callable[[Floats, int, int], Interval]
 ARTIFACTS = {"reward": (layout.REWARD, artifacts.REWARD), "policy": (layout.POLICY, artifacts.ADAPTER)}
 DRAW_SETTINGS = tuple(f"evaluate.{key}" for key in ("seed", "temperature", "top_p", "max_new_tokens", "max_sequence"))
 """What a held-out prompt's draws depend on, beside the base and its place in the file."""
+
+DRAW_FIELDS = ("precision", "chat_template")
+"""What of the base they depend on that its fingerprint leaves out; rewards do too."""
+STALE = 3
+"""How many settings are named of a stage that was run with others."""
 
 OTHER_BASE = "the bases are of different fingerprints, so that neither updates nor completions are of one model"
 
@@ -86,6 +91,8 @@ class Version:
 
     side: Side
     settings: Mapping[str, Any] | None
+    made_with: Mapping[str, Mapping[str, Any]]
+    """By stage, the settings that its outputs were made with."""
     base: BaseRecord | None
     reports: Mapping[str, figures.Report | None]
     artifacts: Mapping[str, Kept | None]
@@ -110,6 +117,7 @@ def read(snapshot: Snapshot) -> Version:
     return Version(
         side=Side(snapshot.revision.name, snapshot.revision.commit, snapshot.label),
         settings=attempt(lambda: settings.read(snapshot)),
+        made_with=attempt(lambda: settings.of_outputs(snapshot)) or {},
         base=attempt(lambda: base_record.read_base(snapshot.output(layout.BASE_RECORD))),
         reports={stage: attempt(partial(figures.read, snapshot, stage)) for stage in figures.REPORTS},
         artifacts={name: attempt(partial(_artifact, snapshot, *kept)) for name, kept in ARTIFACTS.items()},
@@ -125,7 +133,7 @@ def compare(a: Version, b: Version, bootstrap: Bootstrap) -> Comparison:
     both_rows = {kind: (a.rows[kind], b.rows[kind]) for kind in rows.FILES}
     both_artifacts = {name: (a.artifacts[name], b.artifacts[name]) for name in ARTIFACTS}
     other_base = a.base is not None and b.base is not None and a.base.fingerprint != b.base.fingerprint
-    notes = [OTHER_BASE] if other_base else []
+    notes = [*_stale(a), *_stale(b), *[OTHER_BASE] * other_base]
     reason = _incomparable(*both_artifacts["reward"])
     notes += [f"rewards are of {reason}"] if reason else []
     heldout = None
@@ -178,9 +186,21 @@ def _incomparable(a: Kept | None, b: Kept | None) -> str | None:
     return None
 
 
+def _stale(version: Version) -> Iterator[str]:
+    """What a version shows that its settings would not make: they were changed, and `dvc repro` was not run."""
+    for stage, moved in settings.stale(version.settings or {}, version.made_with):
+        told = ", ".join(f"{change.key} {wording.value(change.a)} then, {wording.value(change.b)} now" for change in moved[:STALE])
+        more = f" and {len(moved) - STALE} more" * (len(moved) > STALE)
+        yield f"{version.side.label}: what {stage} made is of other settings ({told}{more}); dvc repro makes it anew"
+
+
 def _other_draws(a: Version, b: Version) -> Iterator[str]:
     """In what the held-out draws of two versions are not the same ones."""
-    changed = [key for key in DRAW_SETTINGS if (a.settings or {}).get(key) != (b.settings or {}).get(key)]
+    changed = []
+    if a.settings is not None and b.settings is not None:
+        changed += [key for key in DRAW_SETTINGS if a.settings.get(key) != b.settings.get(key)]
+    if a.base is not None and b.base is not None:
+        changed += [f"base.{key}" for key in DRAW_FIELDS if getattr(a.base, key) != getattr(b.base, key)]
     if changed:
         yield f"held-out completions were not drawn alike: {', '.join(changed)} differ"
     prompts = [split and list(split[rows.HELDOUT].elements()) for split in (a.rows["prompts"], b.rows["prompts"])]

@@ -120,7 +120,6 @@ def compare(
     """
     rows_a, rows_b = _by_prompt(a), _by_prompt(b)
     shared = [key for key in rows_a if key in rows_b and rows_a[key].keys() & rows_b[key].keys()]
-    known = set(shared)
     prompts = [_prompt(key, rows_a[key], rows_b[key], reward, average is not None) for key in shared]
     paired = _paired(prompts, average) if average and prompts else None
     if average:
@@ -129,9 +128,9 @@ def compare(
         scored_by=scored_by,
         paired=paired,
         prompts=prompts,
-        only_a=[json.loads(key[0]) for key in rows_a if key not in known],
-        only_b=[json.loads(key[0]) for key in rows_b if key not in known],
-        draws_apart=sum(len(rows_a[key].keys() ^ rows_b[key].keys()) for key in shared),
+        only_a=[json.loads(key[0]) for key in rows_a if key not in rows_b],
+        only_b=[json.loads(key[0]) for key in rows_b if key not in rows_a],
+        draws_apart=sum(len(rows_a[key].keys() ^ rows_b[key].keys()) for key in rows_a if key in rows_b),
     )
 
 

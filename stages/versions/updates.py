@@ -43,7 +43,7 @@ class Distance:
     norm_a: float | None
     norm_b: float | None
     relative_change: float | None
-    """Norm of B minus A, over A's."""
+    """Norm of B minus A, over A's; 0 where both are zero."""
     cosine: float | None
 
 
@@ -148,7 +148,7 @@ def _distance(name: str, products: Products, present: tuple[bool, bool]) -> Dist
         name,
         norm_a if present[0] and math.isfinite(norm_a) else None,
         norm_b if present[1] and math.isfinite(norm_b) else None,
-        math.sqrt(products.difference) / norm_a if both and norm_a else None,
+        (math.sqrt(products.difference) / norm_a if norm_a else None if products.difference else 0.0) if both else None,
         max(-1.0, min(1.0, products.inner / (norm_a * norm_b))) if both and norm_a and norm_b else None,
     )
 

@@ -120,3 +120,9 @@ def test_a_win_is_a_higher_reward_and_a_tie_is_half_of_one():
     found = compare(rows, higher)
     assert found.paired is not None
     assert found.paired.win_rate == pytest.approx(np.mean([1, 1, 0.5, 0]))
+
+
+def test_a_prompt_of_which_no_draw_is_shared_is_no_ones_alone():
+    rows = samples(["p"], draws=4)
+    found = compare(rows[:2], rows[2:])
+    assert (found.prompts, found.only_a, found.only_b, found.draws_apart) == ([], [], [], 4)

@@ -53,3 +53,12 @@ def test_a_file_that_holds_no_settings_is_refused(workspace: Snapshot, content: 
     Path("params.yaml").write_text(content)
     with pytest.raises(SettingsError, match=r"^params\.yaml.*expected the settings that compose writes$"):
         settings.read(workspace)
+
+
+def test_the_settings_of_outputs_are_read_from_the_lock(workspace: Snapshot):
+    assert settings.of_outputs(workspace) == {}
+    Path("dvc.lock").write_text(
+        "stages:\n  compose: {cmd: x, params: {conf/overrides.yaml: {overrides: []}}}\n"
+        "  grpo: {cmd: x, params: {params.yaml: {grpo: {beta: 0.04, targets: [q_proj]}}}}\n  base: {cmd: x}\n"
+    )
+    assert settings.of_outputs(workspace) == {"grpo": {"grpo.beta": 0.04, "grpo.targets": ["q_proj"]}}

@@ -66,6 +66,13 @@ def test_equal_artifacts_are_identical_and_their_change_is_exactly_nothing():
     assert all(one.cosine == pytest.approx(1) for one in (change.whole, *change.updates, *change.tensors))
 
 
+def test_tensors_that_are_zero_on_both_sides_do_not_differ_and_from_zero_there_is_no_relative_change():
+    nothing, something = ({name: scale * tensor for name, tensor in artifact().tensors.items()} for scale in (0.0, 1.0))
+    both = [Kept(dataclasses.replace(artifact(), tensors=tensors), "x") for tensors in (nothing, something)]
+    assert {one.relative_change for one in updates.compare("policy", both[0], both[0]).tensors} == {0.0}
+    assert {one.relative_change for one in updates.compare("policy", *both).tensors} == {None}
+
+
 def test_another_scale_of_the_same_weights_is_another_update():
     change = updates.compare("policy", kept(), Kept(artifact(alpha=8.0), kept().weights_sha256))
     assert not change.identical
