@@ -35,6 +35,8 @@ from stages.versions.snapshot import MissingError, Snapshot
 
 MOST_SAMPLES = 1000
 PAGES = (".html", ".htm")
+KEPT = (layout.ARTIFACTS, layout.REPORTS, layout.CONF, layout.DATA, Path("stages"))
+"""Folders that a page does not belong into."""
 
 
 class Request(NamedTuple):
@@ -82,7 +84,7 @@ def sampled(a: Version, b: Version, snapshot_b: Snapshot, samples: int) -> list[
     own, other = b.artifacts["reward"], a.artifacts["reward"]
     if a.base is None or b.base is None or own is None or None in policies.values():
         needed = "--sample: both policies, their base and B's reward model are needed, and not all of them are to be had"
-        raise ArtifactError([needed, *a.unavailable, *b.unavailable])
+        raise ArtifactError(list(dict.fromkeys([needed, *a.unavailable, *b.unavailable])))
     base = shared_base.find(a.base, b.base, snapshot_b)
     rewards = {"B's reward model": own} | ({} if other is None or updates.same(own, other) else {"A's reward model": other})
     kept = {name: one.artifact for name, one in (policies | rewards).items() if one}
@@ -140,9 +142,11 @@ def read_arguments(arguments: Sequence[str]) -> Request:
 
 def _page(name: str) -> Path:
     path = Path(name)
-    inside = [folder for folder in (layout.ARTIFACTS, layout.REPORTS) if folder.resolve() in path.resolve().parents]
+    inside = [folder for folder in KEPT if folder.resolve() in path.resolve().parents]
     if inside:
-        raise SettingsError(f"--html: {name} lies in {inside[0]}/, which holds what the stages write; name a file elsewhere")
+        raise SettingsError(f"--html: {name} lies in {inside[0]}/, which the pipeline reads or writes; name a file elsewhere")
+    if not path.parent.is_dir():
+        raise SettingsError(f"--html: there is no folder {path.parent} to put {path.name} into; make it, or name another")
     if path.suffix.lower() not in PAGES:
         raise SettingsError(f"--html: {name} is not named as a page; expected a file that ends with {' or '.join(PAGES)}")
     return path

@@ -10,6 +10,7 @@ refuses  changes to conf/, stages/, data/ or dvc.yaml that are not committed; se
 import os
 import sys
 from collections.abc import Sequence
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import hydra
@@ -22,9 +23,6 @@ from stages.core.errors import LeashError
 from stages.sweeps import checkout, job, preflight, results, sweep
 from stages.sweeps.sweep import Sweep
 from stages.versions.git import git
-
-PRIMARY = "multirun"
-"""The file in conf/ that Hydra composes."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -41,21 +39,24 @@ def main(arguments: Sequence[str]) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
     failure: LeashError | None = None
     try:
-        hydra.main(config_path=str(layout.CONF.resolve()), config_name=PRIMARY, version_base="1.3")(job.run)()
+        hydra.main(config_path=str(layout.CONF.resolve()), config_name=preflight.PRIMARY, version_base="1.3")(job.run)()
     except LeashError as error:  # the first job's that failed; the others have run all the same
         failure = error
-    except (HydraException, OmegaConfBaseException) as error:
-        raise preflight.explained(error) from error
+    except (HydraException, OmegaConfBaseException, ValueError, TimeoutError) as error:  # the last two are a launcher's, of its settings
+        failure = preflight.explained(error)
+    except BrokenProcessPool:
+        failure = LeashError(
+            "sweep: a process that ran jobs was killed, as when memory runs out, and the others were stopped; run the sweep again, "
+            "with fewer at once (hydra.launcher.n_jobs=1) where it was memory"
+        )
     except BaseException:
         _concluded(started)
         raise
     finally:
         checkout.remove_abandoned()
     problems = _concluded(started)
-    if problems:
-        raise LeashError(problems)
     if failure is not None:
-        raise failure
+        raise failure if not problems else LeashError(list(dict.fromkeys([*problems, *failure.problems])))
 
 
 def _concluded(started: Sweep | None) -> list[str]:

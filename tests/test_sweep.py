@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import pytest
 
 from tests import stubs
@@ -91,6 +93,21 @@ def wait_for(condition, seconds: float = 60) -> None:
     while not condition():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.05)
+
+
+def wait_for_process(folder: Path, module: str) -> int:
+    """The number of the process that runs the module below the folder, once there is one."""
+    found: list[int] = []
+
+    def look() -> bool:
+        for process in psutil.process_iter(["cmdline", "cwd"]):
+            words, where = process.info["cmdline"] or [], process.info["cwd"]
+            if words[-2:] == ["-m", module] and where and Path(where).is_relative_to(folder):
+                found.append(process.pid)
+        return bool(found)
+
+    wait_for(look)
+    return found[0]
 
 
 def test_jobs_share_what_they_can_become_experiments_and_run_once(project: Project):
@@ -321,3 +338,45 @@ def test_data_that_dvc_tracks_is_the_commits(project: Project):
     done = project.sweep("grpo.beta=0.04")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("data/pairs.json: a sweep's jobs run the last commit")
+
+
+def test_a_launchers_process_that_is_killed_is_one_line_and_what_has_ended_is_shown(project: Project):
+    started = project.start("grpo.seed=1,60", "hydra.launcher.n_jobs=2")
+    wait_for(lambda: git(project.folder, "for-each-ref", "refs/exps"))
+    stage = wait_for_process(project.folder, "stages.grpo")
+    worker = psutil.Process(stage).parent().parent()
+    assert "loky" in " ".join(worker.cmdline())
+    worker.kill()
+    _, said = started.communicate(timeout=60)
+    assert started.returncode == 1
+    assert "Traceback" not in said
+    assert said.splitlines()[-1].startswith("sweep: a process that ran jobs was killed, as when memory runs out")
+    wait_for(lambda: not alive(project.folder), seconds=10)
+    assert project.is_clean()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["hydra.launcher.n_jobs=0"], "the sweep cannot be composed: n_jobs == 0"),
+        (["hydra.launcher.n_jobs=abc"], "the sweep cannot be composed: Error merging override hydra.launcher.n_jobs=abc: Value 'abc'"),
+    ],
+)
+def test_a_launchers_setting_that_makes_no_sense_is_one_line(made: Path, arguments: list[str], line: str):
+    done = stubs.run(made / "project", "stages.sweep", "grpo.beta=0.1,0.2", *arguments)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(line), done.stderr
+
+
+def test_a_job_of_before_whose_artifacts_are_gone_from_the_cache_says_so(project: Project, tmp_path: Path):
+    assert project.sweep("grpo.beta=0.1").returncode == 0
+    assert "not all of its artifacts" not in project.sweep("grpo.beta=0.1").stderr
+    shutil.rmtree(tmp_path / "cache")
+    done = project.sweep("grpo.beta=0.1")
+    assert re.search(
+        r"ran before; not all of its artifacts are in the cache: dvc pull, or dvc exp remove (sweep-\w+) and this sweep", done.stderr
+    )
+    project.ran()
+    project.dvc("exp", "remove", project.experiments()[0])
+    assert project.sweep("grpo.beta=0.1", "reward.rank=2,4", "hydra.launcher.n_jobs=2").returncode == 0
+    assert project.ran() == {"base": 1, "reward": 2, "grpo": 2, "evaluate": 2, "export": 2}

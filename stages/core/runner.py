@@ -46,6 +46,9 @@ def _mistaken(stage: str, kind: type[BaseException], error: BaseException, trace
 
 
 if (running := _running()) is not None:
+    # A caller that closed them: libraries write to both.
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
     for stopping in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(stopping, functools.partial(_stopped, running))
     sys.excepthook = functools.partial(_mistaken, running)

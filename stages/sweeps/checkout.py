@@ -72,10 +72,10 @@ def record(checkout: Checkout, commit: str, name: str, message: str) -> None:
     """Commits what the job changed on top of the commit, as an experiment of DVC's; raises GitError where it has that name already."""
     who = () if git("var", "GIT_COMMITTER_IDENT", check=False) else ("-c", "user.name=leash", "-c", "user.email=leash@localhost")
     with held(_GIT_LOCK):
-        git("add", "--all", ".", folder=checkout.project)
+        git(*_NO_HOOKS, "add", "--all", ".", folder=checkout.project)
         options = ("-c", "commit.gpgsign=false", *_NO_HOOKS, *who)
         git(*options, "commit", "--quiet", "--allow-empty", "--no-verify", "--message", message, folder=checkout.top)
-        git("update-ref", experiments.reference(commit, name), git("rev-parse", "HEAD", folder=checkout.top), "0" * len(commit))
+        git(*_NO_HOOKS, "update-ref", experiments.reference(commit, name), git("rev-parse", "HEAD", folder=checkout.top), "0" * len(commit))
 
 
 def remove_abandoned() -> None:
@@ -94,15 +94,20 @@ def job_lock(name: str) -> Path:
 def _remove(top: Path) -> None:
     """Removes a worktree and what Git knows of it; other worktrees, such as the user's own, are not touched."""
     with held(_GIT_LOCK):
-        git("worktree", "remove", "--force", "--force", str(top), check=False)  # also one whose folder is gone
+        git(*_NO_HOOKS, "worktree", "remove", "--force", "--force", str(top), check=False)  # also one whose folder is gone
         shutil.rmtree(top, ignore_errors=True)
         shutil.rmtree(SITES / top.name, ignore_errors=True)
+
+
+def cache() -> Path:
+    """The folder of the workspace's DVC cache."""
+    return Path(Config(str(layout.DVC.resolve())).read()["cache"].get("dir", (layout.DVC / "cache").resolve()))
 
 
 def _set_up(project: Path) -> Path:
     """Writes the worktree's .dvc/config.local: all of the workspace's settings, with paths that hold from there; gives the cache."""
     settings = Config(str(layout.DVC.resolve())).read()
-    settings["cache"].setdefault("dir", str((layout.DVC / "cache").resolve()))
+    settings["cache"]["dir"] = str(cache())
     settings["cache"].setdefault("type", _LINKS)
     with Config(str(project / layout.DVC)).edit("local") as local:
         merge(local, settings)

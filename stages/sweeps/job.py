@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
@@ -28,7 +29,7 @@ from stages.sweeps.results import FAILED, RAN, REUSED, Outcome
 from stages.sweeps.steps import Plan, Step
 from stages.sweeps.sweep import Sweep
 from stages.versions import experiments
-from stages.versions.git import git_bytes
+from stages.versions.git import git, git_bytes
 
 LOG = "dvc.log"
 SHARED = "shared"
@@ -124,8 +125,16 @@ def _run(job: Job, conf: Path) -> float | None:
     seconds = time.monotonic() - started
     outcome = Outcome(job.sweep.name, job.number, job.own, REUSED if again else RAN, name, *figure, seconds=seconds)
     results.write(job.folder, outcome)
-    say(f"{job.title}: {results.shown(job.metric, outcome)} ({'ran before' if again else f'{seconds:.1f} s'}, {name})")
+    took = ("ran before" + _lost(job, name) if again else f"{seconds:.1f} s") + f", {name}"
+    say(f"{job.title}: {results.shown(job.metric, outcome)} ({took})")
     return outcome.figure
+
+
+def _lost(job: Job, name: str) -> str:
+    """What is said of an experiment whose artifacts the cache has no more, as after `dvc gc`."""
+    lock = yaml.load(git("show", f"{experiments.reference(job.sweep.commit, name)}:./{layout.LOCK}"), yaml.CSafeLoader)
+    kept = all(steps.is_kept(steps.digests(lock, stage), checkout.cache()) for stage in lock["stages"])
+    return "" if kept else f"; not all of its artifacts are in the cache: dvc pull, or dvc exp remove {name} and this sweep, brings them"
 
 
 def _reproduce(job: Job, name: str, texts: Sequence[str], values: Values) -> None:

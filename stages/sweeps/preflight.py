@@ -9,9 +9,9 @@ import json
 import re
 import subprocess
 import sys
-from argparse import Namespace
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -30,6 +30,8 @@ from stages.core.settings.sections import NOT_OF_A_STAGE
 from stages.sweeps import results
 from stages.versions.git import git, git_bytes
 
+PRIMARY = "multirun"
+"""The file in conf/ that Hydra composes for a sweep."""
 RUN_FROM = ("conf", "stages", "data", "dvc.yaml")
 """What a job takes from the commit; lock and reports it writes itself, so those may differ."""
 PLUGINS = {"submitit": "hydra-submitit-launcher", "ray": "hydra-ray-launcher", "optuna": "hydra-optuna-sweeper"}
@@ -46,7 +48,7 @@ class CommandLine(NamedTuple):
     overrides: list[str]
     """The latter alone."""
     keys: list[str]
-    """What those that were given set, Hydra's own settings left out."""
+    """What those that were given set, and what conf/ sweeps (hydra.sweeper.params); Hydra's own settings left out."""
     runs: bool
     """Whether jobs are to run, and not something to be shown."""
 
@@ -57,19 +59,21 @@ def read(arguments: Sequence[str], recorded: Sequence[str]) -> CommandLine:
     if unknown:
         raise SettingsError(f"{unknown[0]}: neither an option of Hydra's nor KEY=VALUES; python -m stages.sweep --help tells of both")
     if other := [option for option in ("config_name", "config_path", "config_dir", "experimental_rerun") if getattr(asked, option)]:
-        raise SettingsError(f"--{other[0].replace('_', '-')}: a sweep composes {layout.CONF}/multirun.yaml; leave the option out")
+        raise SettingsError(f"--{other[0].replace('_', '-')}: a sweep composes {layout.CONF}/{PRIMARY}.yaml; leave the option out")
     if asked.run:
         raise SettingsError("--run: a sweep always runs as a multirun; for a single job name one value per key, or none")
-    given: list[str] = list(asked.overrides)
-    if removed := [text for text in given if text.startswith("~")]:
+    if removed := [text for text in asked.overrides if text.startswith("~")]:
         raise SettingsError(f"{removed[0]}: nothing can be left out of the settings; name the keys to be set")
-    keys = [overrides.key_of(text) for text in given]
-    kept = [f"++{text}" if "." in overrides.key_of(text) else text for text in recorded if overrides.key_of(text) not in keys]
-    kept, given = ([_without_option(text) for text in texts] for texts in (kept, given))
-    flags = [argument for argument in arguments if argument not in [*asked.overrides, "-m", "--multirun"]]
-    runs = not _shows(asked)
+    keys = [overrides.key_of(text) for text in asked.overrides]
+    if twice := [key for key in keys if keys.count(key) > 1]:
+        raise SettingsError(f"{twice[0]} is given twice: leave one of them out; several values of one key stand behind commas")
+    runs = not (asked.cfg or asked.info or asked.hydra_help or asked.shell_completion)
     own = [key for key in keys if not _HYDRAS.match(key)]
-    return CommandLine([*flags, *["--multirun"] * runs, *kept, *given], [*kept, *given], own, runs)
+    own += [text.partition("=")[0] for text in _of_the_sweeper(asked.overrides)] if runs else []
+    kept = [f"++{text}" if "." in overrides.key_of(text) else text for text in recorded if overrides.key_of(text) not in own]
+    every = [_without_option(text) for text in [*kept, *asked.overrides]]
+    flags = [argument for argument in arguments if argument not in [*asked.overrides, "-m", "--multirun"]]
+    return CommandLine([*flags, *["--multirun"] * runs, *every], every, own, runs)
 
 
 def require_committed() -> None:
@@ -102,12 +106,13 @@ def require_runnable(texts: Sequence[str]) -> None:
         except (HydraException, ValueError) as error:
             raise SettingsError(f"{text}: expected KEY=VALUES in Hydra's grammar: {' '.join(str(error).split())}") from error
     jobs = BasicSweeper.split_arguments(read, None)[0]
+    tracked = set(git("ls-files", layout.DATA.as_posix()).splitlines())
     with bar(len(jobs), "checking") as advance:
         for job in jobs:
             parsed = overrides.parse(job)
             try:
                 values = tree.composed(layout.CONF, [override.text for override in parsed.overrides], parsed.problems)
-                problems |= dict.fromkeys(_metric_not_there(values["sweep"]["metric"]))
+                problems |= dict.fromkeys([*_metric_not_there(values["sweep"]["metric"]), *_data_not_there(values, tracked)])
             except SettingsError as error:
                 problems |= dict.fromkeys(error.problems)
             advance()
@@ -120,25 +125,32 @@ def _of_the_sweeper(texts: Sequence[str]) -> list[str]:
     of_hydra = [text for text in texts if _HYDRAS.match(overrides.key_of(text)) and "=" in text]
     try:
         with initialize_config_dir(str(layout.CONF.resolve()), version_base="1.3"):
-            config = compose("multirun", overrides=of_hydra, return_hydra_config=True)
+            config = compose(PRIMARY, overrides=of_hydra, return_hydra_config=True)
         return [f"{key}={value}" for key, value in (config.hydra.sweeper.get("params") or {}).items()]
     except (HydraException, OmegaConfBaseException, AttributeError) as error:  # the last for a mapping put where there was null
         raise explained(error) from error
 
 
+def _data_not_there(values: Mapping[str, Mapping[str, Any]], tracked: Collection[str]) -> Iterator[str]:
+    """A problem for each file of the data that is here and that neither Git nor DVC tracks, so that no job would have it."""
+    for section, key in (("data", "prompts"), ("data", "pairs"), ("grpo", "reward")):
+        path = Path(values[section][key])
+        known = any(name in tracked for name in (path.as_posix(), *(f"{part.as_posix()}.dvc" for part in (path, *path.parents))))
+        if layout.DATA in path.parents and not known:
+            yield f"{section}.{key}: {path} is tracked neither by Git nor by DVC, so that no job would have it; git add -f or dvc add it"
+
+
 def explained(error: Exception) -> SettingsError:
     """Hydra's own refusal of a sweep in one line, with what to do."""
     text = re.sub(r" Config search path:.*", "", " ".join(str(error).split()))
+    if error.__cause__ is not None and str(error.__cause__) not in text:
+        text += f": {str(error.__cause__).splitlines()[0]}"
     plugin = next((PLUGINS[name] for name in re.findall(r"Could not (?:load|find) 'hydra/\w+/([a-z]+)", text) if name in PLUGINS), None)
     if plugin:
         text += f"; it comes with a plugin: pip install {plugin}"
     elif "INTERVAL_SWEEP" in text:
         text = f"an interval is searched and not run through; name values, or add hydra/sweeper=search (pip install {PLUGINS['optuna']})"
     return SettingsError(f"the sweep cannot be composed: {text}")
-
-
-def _shows(asked: Namespace) -> bool:
-    return bool(asked.cfg or asked.info or asked.hydra_help or asked.shell_completion)
 
 
 def _data_changed() -> list[str]:

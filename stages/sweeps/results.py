@@ -99,13 +99,13 @@ def shown(metric: str, outcome: Outcome) -> str:
 
 
 def reason(log: str) -> str:
-    """The line of DVC's log that says why a stage failed: the stage's own last one, or DVC's."""
-    lines = [line for line in log.splitlines() if line.strip() and not line.startswith("dvc.yaml: DVC removed")]
-    last = next((number for number in reversed(range(len(lines))) if lines[number].startswith("ERROR: failed to reproduce")), None)
+    """The line of DVC's log that says why it failed: the last one of the stage that failed to run, or else DVC's own."""
+    lines = [line.strip() for line in log.splitlines() if line.strip() and not line.startswith("dvc.yaml: DVC removed")]
+    last = next((number for number in reversed(range(len(lines))) if lines[number].startswith("ERROR: ")), None)
     if last is None:
         return lines[-1] if lines else "DVC said nothing"
-    own = lines[last - 1] if last and not lines[last - 1].startswith(("Running stage", "> ")) else lines[last]
-    return own.strip()
+    of_stage = "failed to run" in lines[last] and last > 0 and not lines[last - 1].startswith(("Running stage", "> "))
+    return lines[last - 1] if of_stage else lines[last]
 
 
 def write(folder: Path, outcome: Outcome) -> None:

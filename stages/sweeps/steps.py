@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -80,28 +80,33 @@ def _run(plan: Plan, step: Step, dvc: Dvc) -> bool:
                 say(f"{plan.job}: waits for the stage {stage}, which another job runs")
 
             files[stage] = stack.enter_context(held(Path(path), waiting))
-        if files and all(_is_kept(file.read(), Path(plan.cache)) for file in files.values()):
+        if files and all(_has_run(file.read(), Path(plan.cache)) for file in files.values()):
             return True
         with _output_to(Path(step.log)):
             sys.stdout.write(f"$ dvc {' '.join(step.arguments)}\n")
             sys.stdout.flush()
             code = _exit_code(dvc, step.arguments)
-        if code == 0:
+        if code == 0 and files:
+            lock = read_yaml(layout.LOCK)
             for stage, file in files.items():
                 file.truncate(0)
-                file.write(json.dumps(_made(stage)))
+                file.write(json.dumps(digests(lock, stage)))
         return code == 0
 
 
-def _made(stage: str) -> list[str]:
-    """The digests under which DVC's cache keeps what the stage made, by dvc.lock; reports are kept by Git."""
-    outputs: list[dict[str, Any]] = read_yaml(layout.LOCK)["stages"][stage]["outs"]
-    return [output["md5"] for output in outputs if output["md5"].endswith(".dir")]
+def digests(lock: Mapping[str, Any], stage: str) -> list[str]:
+    """Those under which DVC's cache keeps what a stage made, by dvc.lock; reports are kept by Git."""
+    return [output["md5"] for output in lock["stages"][stage].get("outs", []) if output["md5"].endswith(".dir")]
 
 
-def _is_kept(note: str, cache: Path) -> bool:
-    """Whether a stage has run, by the note in its lock, and the cache has what it made: `dvc gc` may have removed it since."""
-    return bool(note) and all((cache / "files" / "md5" / digest[:2] / digest[2:]).is_file() for digest in json.loads(note))
+def is_kept(digests: Sequence[str], cache: Path) -> bool:
+    """Whether the cache has all of these: `dvc gc` may have removed some."""
+    return all((cache / "files" / "md5" / digest[:2] / digest[2:]).is_file() for digest in digests)
+
+
+def _has_run(note: str, cache: Path) -> bool:
+    """Whether a stage has run, by the note in its lock, and the cache has what it made."""
+    return bool(note) and is_kept(json.loads(note), cache)
 
 
 def _exit_code(dvc: Dvc, arguments: Sequence[str]) -> int:

@@ -1,7 +1,6 @@
 """A comparison as text: tables as wide as the terminal, or 160 columns and without colours where there is none."""
 
 import io
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -18,9 +17,6 @@ from stages.versions.updates import ArtifactChange, Distance
 
 ROWS, PROMPTS, CHARACTERS = 20, 50, 400
 """How many rows of each kind of change, held-out prompts, and characters of one text are shown; the rest are counted."""
-
-UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
-"""Control characters but tabs and line breaks: a model may write them."""
 
 
 class Page(NamedTuple):
@@ -52,9 +48,9 @@ def render(compared: Comparison, page: Page = PLAIN) -> str:
 
 
 def _parts(compared: Comparison) -> Iterator[RenderableType]:
-    yield Text(_seen(f"A {compared.a.label}\nB {compared.b.label}"))
+    yield Text(wording.seen(f"A {compared.a.label}\nB {compared.b.label}"))
     for line in (*compared.unavailable, *compared.notes):
-        yield Text(f"! {_seen(line)}", style="yellow")
+        yield Text(f"! {wording.seen(line)}", style="yellow")
     if compared.is_empty():
         yield Text("\nnothing differs: settings, figures, artifacts, rows and held-out completions are the same")
     yield from _settings(compared)
@@ -163,14 +159,9 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[i
     for place, name in enumerate(head):
         table.add_column(Text(name), overflow="fold", justify="right" if place in right else "left")
     for row in rows:
-        table.add_row(*(Text(_seen(cell)) for cell in row))
+        table.add_row(*(Text(wording.seen(cell)) for cell in row))
     return table
 
 
 def _cut(text: str) -> str:
     return text if len(text) <= CHARACTERS else f"{text[:CHARACTERS]}... and {len(text) - CHARACTERS} more characters"
-
-
-def _seen(text: str) -> str:
-    """The text with what would speak to the terminal written out; line breaks are kept."""
-    return UNSEEN.sub(lambda match: ascii(match[0])[1:-1], text)

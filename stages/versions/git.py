@@ -22,8 +22,9 @@ def git(*arguments: str, folder: Path = HERE, check: bool = True) -> str:
         return done.stdout.decode("utf-8", "replace").removesuffix("\n")
     if not check:
         return ""
-    said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-    raise GitError(f"git {' '.join(arguments)}: {said[-1] if said else f'exit code {done.returncode}'}")
+    said = [line for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
+    told = [line for line in said if line.startswith(("error:", "fatal:"))] or said[-1:] or [f"exit code {done.returncode}"]
+    raise GitError(f"git {' '.join(arguments)}: {'; '.join(told)}")
 
 
 def git_bytes(*arguments: str, folder: Path = HERE) -> bytes | None:

@@ -39,6 +39,8 @@ class Revision:
 
 def resolve(name: str) -> Revision:
     """The version of that name; raises SettingsError for a name that is none, or that has no pipeline in it."""
+    if not git("rev-parse", "--show-toplevel", check=False):
+        raise SettingsError("compare: this folder is in no Git repository; run it from the project's root")
     if name == WORKSPACE:
         revision = Revision(name, None)
     else:

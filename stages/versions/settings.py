@@ -43,9 +43,13 @@ def of_outputs(snapshot: Snapshot) -> dict[str, dict[str, Any]]:
     Raises SettingsError where it cannot be read.
     """
     path = snapshot.tracked(layout.LOCK)
-    lock = read_yaml(path) if path else None
+    if path is None:
+        return {}
+    lock = read_yaml(path)
     stages = lock.get("stages") if isinstance(lock, dict) else None
-    of_stages = {name: (entry.get("params") or {}).get(layout.PARAMS.name) for name, entry in (stages or {}).items()}
+    if not isinstance(stages, dict) or not all(isinstance(entry, dict) for entry in stages.values()):
+        raise SettingsError(f"{path}: not a lock that DVC writes, so that no output can be found by it; bring it back from Git")
+    of_stages = {name: (entry.get("params") or {}).get(layout.PARAMS.name) for name, entry in stages.items()}
     return {name: params_yaml.flatten(params) for name, params in of_stages.items() if isinstance(params, dict)}
 
 

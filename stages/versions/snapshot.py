@@ -5,6 +5,7 @@ names would not be seen, so the present one is laid over it, with its paths reso
 """
 
 import contextlib
+import hashlib
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -82,7 +83,23 @@ class Snapshot:
                 f"{path} of {self.label}: neither in the cache nor in a remote ({_reason(error)}); "
                 "dvc fetch --all-commits -r REMOTE takes it from another remote, dvc repro at that version makes it anew"
             ) from error
+        self._require_whole(path, target)
         return True
+
+    def _require_whole(self, path: Path, target: Path) -> None:
+        """Raises MissingError where what was fetched is not what dvc.lock names: a linked file that was edited damages the cache."""
+        assert self.repo is not None
+        for file in sorted(part for part in (target.rglob("*") if target.is_dir() else [target]) if part.is_file()):
+            name = path / file.relative_to(target)
+            expected = self.repo.dvcfs.info(f"/{name.as_posix()}").get("md5")
+            with file.open("rb") as stream:
+                found = hashlib.file_digest(stream, "md5").hexdigest()
+            if expected is not None and found != expected:
+                kept = f"files/md5/{expected[:2]}/{expected[2:]}"
+                raise MissingError(
+                    f"{name} of {self.label}: DVC's cache has it damaged ({kept} is not what dvc.lock names); remove that file there, "
+                    "and dvc fetch or dvc repro brings it anew"
+                )
 
 
 @contextlib.contextmanager

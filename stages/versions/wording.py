@@ -1,11 +1,14 @@
 """How numbers, settings and prompts are written for a reader, in the terminal and on the page alike."""
 
 import json
+import re
 from typing import Any
 
 from stages.versions.figures import Measured
 
 NOTHING = "-"
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""What would speak to a terminal, is no character of a page, or turns the text around it."""
 
 
 def number(value: float | None, signed: bool = False) -> str:
@@ -49,6 +52,11 @@ def row(columns: Any) -> str:
     if set(columns) == {"prompt"}:
         return prompt(columns["prompt"])
     return "\n".join(f"{name}: {prompt(text) if isinstance(text, list) else value(text)}" for name, text in columns.items())
+
+
+def seen(text: str) -> str:
+    """The text with what is not to be seen written out; line breaks are kept."""
+    return _UNSEEN.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def counted(count: int, what: str) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -166,6 +167,16 @@ def test_a_signal_ends_a_stage_in_one_line_at_any_moment(project, signum, said, 
     started.send_signal(signum)
     _, stderr = started.communicate(timeout=60)
     assert (started.returncode, stderr) == (code, f"sample: {said}\n")
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_streams_that_the_caller_closed_are_no_mistake(project, closed):
+    """Libraries write to both without asking."""
+    body = "print('a library speaks'); print('and warns', file=sys.stderr); Path('went').touch()"
+    (project / "stages/sample.py").write_text(STAGE.format(body=body))
+    done = subprocess.run(f"{shlex.join(COMMAND)} {closed}", shell=True, cwd=project, env=environment(), check=False)
+    assert done.returncode == 0
+    assert (project / "went").exists()
 
 
 @pytest.mark.slow

@@ -76,7 +76,7 @@ def test_what_breaks_off_leaves_no_checkout_and_one_that_was_left_is_replaced(pr
 
 
 def test_the_users_hooks_are_not_run(project: Path):
-    for name in ("post-checkout", "pre-commit", "commit-msg", "post-commit"):
+    for name in ("post-checkout", "pre-commit", "commit-msg", "post-commit", "post-index-change", "reference-transaction"):
         hook = project / ".git/hooks" / name
         hook.write_text(f"#!/bin/sh\ntouch '{project.parent}/ran-{name}'\nexit 1\n")
         hook.chmod(0o755)

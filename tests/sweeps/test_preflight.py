@@ -6,6 +6,7 @@ from hydra.errors import HydraException
 
 from stages.core.errors import SettingsError
 from stages.sweeps import preflight
+from tests.conftest import git
 
 
 @pytest.fixture
@@ -13,7 +14,7 @@ def project(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(root)
 
 
-def test_recorded_overrides_come_first_unless_the_sweep_names_their_key():
+def test_recorded_overrides_come_first_unless_the_sweep_names_their_key(project: None):
     recorded = ["base=hub", "base.model=org/name", "grpo.beta=0.1", "experiment=null"]
     command = preflight.read(["-m", "grpo.beta=0.2,0.3", "hydra.launcher.n_jobs=4"], recorded)
     kept = ["base=hub", "++base.model=org/name", "~experiment", "grpo.beta=0.2,0.3", "hydra.launcher.n_jobs=4"]
@@ -27,10 +28,38 @@ def test_what_hydras_own_settings_sweep_is_checked_too(root: Path, tmp_path: Pat
     shutil.copytree(root / "conf", tmp_path / "conf")
     shutil.copytree(root / "data", tmp_path / "data")
     monkeypatch.chdir(tmp_path)
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", "data")
     with Path("conf/multirun.yaml").open("a") as stream:
         stream.write("  sweeper:\n    params:\n      grpo.beta: 0,-1\n      runtime.threads: 1,2\n")
     found = problems("grpo.rank=4")
     assert [line.partition(":")[0] for line in found] == ["runtime.threads", "grpo.beta"]
+    command = preflight.read(["grpo.rank=4"], ["grpo.beta=0.5", "grpo.alpha=4"])
+    assert command.overrides == ["++grpo.alpha=4", "grpo.rank=4"]  # what is swept takes the recorded one's place
+    assert command.keys == ["grpo.rank", "grpo.beta", "runtime.threads"]
+
+
+def test_data_that_no_job_would_have_is_refused(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("conf", "data"):
+        shutil.copytree(root / name, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    git(tmp_path, "init", "--quiet")
+    Path(".gitignore").write_text("*.json\n")
+    assert [line.partition(" is tracked")[0] for line in problems("grpo.beta=0,1")] == [
+        "data.prompts: data/prompts.json",
+        "data.pairs: data/pairs.json",
+    ]
+    Path("data/prompts.json.dvc").touch()
+    git(tmp_path, "add", "data/prompts.json.dvc")
+    git(tmp_path, "add", "--force", "data/pairs.json")
+    preflight.require_runnable(["grpo.beta=0,1"])
+
+
+def test_a_key_is_given_once(project: None):
+    with pytest.raises(
+        SettingsError, match=r"^grpo\.beta is given twice: leave one of them out; several values of one key stand behind commas"
+    ):
+        preflight.read(["grpo.beta=0.1", "grpo.rank=4", "++grpo.beta=0.2"], [])
 
 
 @pytest.mark.parametrize("flags", [["--config-name", "config"], ["-cd", "conf"], ["--config-path", "x"]])

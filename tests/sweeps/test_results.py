@@ -94,6 +94,14 @@ ERROR: failed to reproduce 'grpo': failed to run: python -m stages.grpo, exited 
         ),
         ("$ dvc checkout\nERROR: configuration error - x\n", "ERROR: configuration error - x"),
         ("", "DVC said nothing"),
+        (
+            "Running stage 'grpo':\n{\n  \"report\": {}\n}\nERROR: failed to reproduce 'grpo': unable to open database file\n",
+            "ERROR: failed to reproduce 'grpo': unable to open database file",
+        ),
+        (
+            "ERROR: unexpected error - database or disk is full\n\nHaving any troubles? Hit us up at https://dvc.org/support!\n",
+            "ERROR: unexpected error - database or disk is full",
+        ),
     ],
 )
 def test_the_reason_of_a_failure_is_what_the_stage_said_last(log: str, reason: str):

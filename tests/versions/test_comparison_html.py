@@ -58,6 +58,13 @@ def test_what_is_in_a_text_is_escaped():
     assert "script" not in Reader(content).tags
 
 
+def test_what_is_no_character_of_a_page_or_turns_its_text_is_written_out():
+    turned = [{**row, "policy": "a\x1b[31m\x00\u202eb\nc"} for row in samples(["p"], draws=1)]
+    content = comparison_html.render(comparison(heldout=completions.compare(turned, turned, "x", interval))).decode()
+    assert not set("\x00\x1b\u202e") & set(content)
+    assert "a\\x1b[31m\\x00\\u202eb\nc" in content
+
+
 def test_it_needs_no_network_and_no_script():
     content = comparison_html.render(comparison(rows=[], heldout=None))
     assert not re.search(rb"https?:|//|url\(|@import|src=|href=", content)

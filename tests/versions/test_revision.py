@@ -6,7 +6,6 @@ import pytest
 
 from stages.core import layout
 from stages.core.errors import SettingsError
-from stages.versions.git import GitError
 from stages.versions.revision import Revision, resolve
 from tests.conftest import git
 
@@ -119,5 +118,5 @@ def test_a_version_without_the_pipeline_is_refused_by_what_it_lacks(commits: lis
 def test_outside_of_git_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    with pytest.raises(GitError, match="not a git repository"):
+    with pytest.raises(SettingsError, match="this folder is in no Git repository; run it from the project's root"):
         resolve("HEAD")

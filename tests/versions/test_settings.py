@@ -62,3 +62,10 @@ def test_the_settings_of_outputs_are_read_from_the_lock(workspace: Snapshot):
         "  grpo: {cmd: x, params: {params.yaml: {grpo: {beta: 0.04, targets: [q_proj]}}}}\n  base: {cmd: x}\n"
     )
     assert settings.of_outputs(workspace) == {"grpo": {"grpo.beta": 0.04, "grpo.targets": ["q_proj"]}}
+
+
+@pytest.mark.parametrize("content", ["stages: 5", "[]", "stages: {grpo: 1}", ""])
+def test_what_is_no_lock_is_said(workspace: Snapshot, content: str):
+    Path("dvc.lock").write_text(content)
+    with pytest.raises(SettingsError, match=r"^dvc\.lock: not a lock that DVC writes"):
+        settings.of_outputs(workspace)

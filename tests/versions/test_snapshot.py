@@ -172,3 +172,19 @@ def test_dvc_is_not_asked_for_what_the_workspace_has(project: Project, monkeypat
     monkeypatch.setattr(snapshot, "Repo", None)
     with opened(resolve("workspace")) as workspace:
         assert workspace.output(layout.SAMPLES) == layout.SAMPLES
+
+
+def test_what_the_cache_has_damaged_is_named_and_not_taken(project: Project):
+    with opened(resolve("first")) as first:
+        cached = next(
+            path
+            for path in CACHE.glob("files/md5/*/*")
+            if path.read_bytes() == (first.output(layout.SAMPLES.parent) / layout.SAMPLES.name).read_bytes()
+        )
+    cached.chmod(0o644)
+    cached.write_bytes(cached.read_bytes().replace(b" writes ", b" wrote "))
+    with opened(resolve("first")) as first, pytest.raises(MissingError) as caught:
+        first.output(layout.SAMPLES.parent)
+    kept = cached.relative_to(CACHE)
+    assert caught.value.lines()[0].startswith(f"{layout.SAMPLES} of first (")
+    assert f"DVC's cache has it damaged ({kept} is not what dvc.lock names)" in caught.value.lines()[0]
