@@ -64,7 +64,8 @@ def _concluded(started: Sweep | None) -> list[str]:
     if started is None or results.SweepCallback.ranking is None:
         return []
     conclusion = results.conclude(results.SweepCallback.ranking, started.name)
-    runner.show("sweep", conclusion.table)
+    if conclusion.table:
+        runner.show("sweep", conclusion.table)
     return conclusion.problems
 
 

@@ -134,6 +134,7 @@ class Conclusion(NamedTuple):
     """How a sweep ended."""
 
     table: str
+    """Empty where no job has ended."""
     problems: list[str]
     """Of the jobs that failed."""
 
@@ -142,7 +143,7 @@ def conclude(ranking: Ranking, sweep: str) -> Conclusion:
     """The jobs of a sweep that have ended, best first, as text; writes them to its folder too."""
     outcomes = ranked(read_all(ranking.folder, sweep), ranking.direction)
     if not outcomes:
-        return Conclusion("no job has ended", [])
+        return Conclusion("", [])
     summary = {"metric": ranking.metric, "direction": ranking.direction, "jobs": [outcome._asdict() for outcome in outcomes]}
     write_bytes(ranking.folder / SUMMARY, (json.dumps(summary, indent=2, ensure_ascii=False) + "\n").encode())
     console = Console(width=None if sys.stdout.isatty() else WIDTH, soft_wrap=True)

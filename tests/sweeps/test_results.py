@@ -70,8 +70,8 @@ def test_values_with_markup_are_printed_as_they_are(tmp_path: Path):
     assert "[/red]" in table
 
 
-def test_a_sweep_of_which_no_job_has_ended_says_so(tmp_path: Path):
-    assert results.conclude(Ranking(tmp_path, "reward_gain", "maximize"), SWEEP) == ("no job has ended", [])
+def test_a_sweep_of_which_no_job_has_ended_has_no_table(tmp_path: Path):
+    assert results.conclude(Ranking(tmp_path, "reward_gain", "maximize"), SWEEP) == ("", [])
 
 
 STAGE_LOG = """$ dvc repro
