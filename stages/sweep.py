@@ -24,6 +24,9 @@ from stages.sweeps import checkout, job, preflight, results, sweep
 from stages.sweeps.sweep import Sweep
 from stages.versions.git import git
 
+PATIENCE = 10.0
+"""Seconds that the jobs of a sweep which was broken off have to be gone."""
+
 
 def main(arguments: Sequence[str]) -> None:
     """Runs the jobs and prints the table; raises LeashError where a job failed or none could start."""
@@ -51,9 +54,9 @@ def main(arguments: Sequence[str]) -> None:
         )
     except BaseException:
         _concluded(started)
+        checkout.remove_abandoned(patience=PATIENCE)
         raise
-    finally:
-        checkout.remove_abandoned()
+    checkout.remove_abandoned(patience=PATIENCE if failure else 0.0)
     problems = _concluded(started)
     if failure is not None:
         raise failure if not problems else LeashError(list(dict.fromkeys([*problems, *failure.problems])))
@@ -63,7 +66,7 @@ def _concluded(started: Sweep | None) -> list[str]:
     """Prints the table of the jobs, where any were started, and gives the problems of those that failed."""
     if started is None or results.SweepCallback.ranking is None:
         return []
-    conclusion = results.conclude(results.SweepCallback.ranking, started.name)
+    conclusion = results.conclude(results.SweepCallback.ranking, started.name, started.commit)
     if conclusion.table:
         runner.show("sweep", conclusion.table)
     return conclusion.problems

@@ -71,7 +71,7 @@ def document(*arguments: str) -> dict[str, Any]:
 
 def test_b_is_the_workspace_unless_it_is_given():
     assert read_arguments(["v1"]) == Request("v1", "workspace", False, None, None)
-    assert read_arguments(["--json", "v1", "--sample=3", "v2", "--html", "out/a.html"]) == Request("v1", "v2", True, Path("out/a.html"), 3)
+    assert read_arguments(["--json", "v1", "--sample=3", "v2", "--html", "a.html"]) == Request("v1", "v2", True, Path("a.html"), 3)
 
 
 @pytest.mark.parametrize(
@@ -87,12 +87,13 @@ def test_b_is_the_workspace_unless_it_is_given():
         (["a", "--html", "page.txt"], "--html: page.txt is not named as a page; expected a file that ends with .html or .htm"),
         (
             ["a", "--html", "reports/a.html"],
-            "--html: reports/a.html lies in reports/, which holds what the stages write; name a file elsewhere",
+            "--html: reports/a.html lies in reports/, which the pipeline reads or writes; name a file elsewhere",
         ),
         (
             ["a", "--html", "x/../artifacts/b/a.html"],
-            "--html: x/../artifacts/b/a.html lies in artifacts/, which holds what the stages write; name a file elsewhere",
+            "--html: x/../artifacts/b/a.html lies in artifacts/, which the pipeline reads or writes; name a file elsewhere",
         ),
+        (["a", "--html", "no/a.html"], "--html: there is no folder no to put a.html into; make it, or name another"),
     ],
 )
 def test_a_call_that_makes_no_sense_is_refused(arguments: list[str], said: str):
@@ -277,6 +278,7 @@ def test_where_nothing_can_be_compared_that_is_the_error(project: Project):
 
 @pytest.mark.slow
 def test_a_page_is_written_whole_beside_what_is_printed(project: Project, capsys: pytest.CaptureFixture[str]):
+    Path("pages").mkdir()
     assert text("first", "beta", "--html", "pages/new.html") == text("first", "beta")
     content = Path("pages/new.html").read_text("utf-8")
     assert content.startswith("<!doctype html>")

@@ -9,6 +9,7 @@ import os
 import shutil
 import tarfile
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -78,12 +79,20 @@ def record(checkout: Checkout, commit: str, name: str, message: str) -> None:
         git(*_NO_HOOKS, "update-ref", experiments.reference(commit, name), git("rev-parse", "HEAD", folder=checkout.top), "0" * len(commit))
 
 
-def remove_abandoned() -> None:
-    """Removes the worktrees of jobs that were killed; those of jobs that run are left alone."""
+def remove_abandoned(patience: float = 0.0) -> None:
+    """Removes the worktrees of jobs that were killed; those of jobs that run are left alone.
+
+    A job that is being killed has so many seconds to be gone.
+    """
+    end = time.monotonic() + patience
     for top in sorted(path for path in JOBS.glob("*") if path.is_dir()):
-        with held_at_once(job_lock(top.name)) as free:
-            if free:
-                _remove(top.resolve())
+        while True:
+            with held_at_once(job_lock(top.name)) as free:
+                if free:
+                    _remove(top.resolve())
+            if free or time.monotonic() >= end:
+                break
+            time.sleep(0.1)
 
 
 def job_lock(name: str) -> Path:

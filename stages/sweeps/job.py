@@ -73,22 +73,25 @@ def run(config: DictConfig) -> float | None:
     processes.end_with(started)
     given = [preflight.as_recorded(text) for text in hydra.overrides.task]
     texts = [text for text in given if not overrides.key_of(text).startswith("sweep.")]
+    own = [text.lstrip("+") for text in texts if overrides.key_of(text) in started.keys]
     folder = Path(hydra.runtime.output_dir)
-    job = Job(started, hydra.job.num, folder, Path(hydra.sweep.dir).resolve() / SHARED, texts, texts, config.sweep.metric)
+    job = Job(started, hydra.job.num, folder, Path(hydra.sweep.dir).resolve() / SHARED, texts, own, config.sweep.metric)
     try:
         with checkout.settings_at(started.commit) as conf:
-            return _run(_with_recorded(job, overrides.recorded(conf / layout.OVERRIDES.name)), conf)
+            recorded = overrides.recorded(conf / layout.OVERRIDES.name)
+            of_sweep = [text for text in recorded if overrides.key_of(text).startswith("sweep.")]
+            return _run(job._replace(texts=[*of_sweep, *texts]), conf)
     except BaseException as error:
         problem = "; ".join(error.lines()) if isinstance(error, LeashError) else f"{job.title}: {type(error).__name__}: {error}"
-        results.write(folder, Outcome(started.name, job.number, job.own, FAILED, problem=problem))
+        results.write(folder, Outcome(started.name, job.number, own, FAILED, problem=problem))
         raise
 
 
-def experiment_name(values: Values) -> str:
-    """The name of the experiment with these settings: the same settings give the same one, however they were put."""
+def experiment_name(values: Values, commit: str) -> str:
+    """The name of the experiment of the commit with these settings: the same settings give the same one, however they were put."""
     counted = {section: of_section for section, of_section in values.items() if section not in NOT_OF_A_STAGE}
     flat = sorted(params_yaml.flatten(counted).items())
-    return f"sweep-{hashlib.sha256(json.dumps(flat).encode()).hexdigest()[:10]}"
+    return f"sweep-{hashlib.sha256(json.dumps([commit, flat]).encode()).hexdigest()[:10]}"
 
 
 def sections(texts: Sequence[str]) -> set[str]:
@@ -101,19 +104,11 @@ def sections(texts: Sequence[str]) -> set[str]:
     return moved - set(NOT_OF_A_STAGE)
 
 
-def _with_recorded(job: Job, recorded: Sequence[str]) -> Job:
-    """The job with what is its own told from what the commit records for all, and with what is recorded of `sweep`."""
-    known = {overrides.key_of(text) for text in recorded}
-    own = [text for text in job.texts if overrides.key_of(text) in job.sweep.keys or overrides.key_of(text) not in known]
-    of_sweep = [text for text in recorded if overrides.key_of(text).startswith("sweep.")]
-    return job._replace(own=[text.lstrip("+") for text in own], texts=[*of_sweep, *job.texts])
-
-
 def _run(job: Job, conf: Path) -> float | None:
     started = time.monotonic()
     active = overrides.parse(job.texts)
     values = tree.composed(conf, [override.text for override in active.overrides], active.problems)
-    name = experiment_name(values)
+    name = experiment_name(values, job.sweep.commit)
     again = bool(experiments.commit(job.sweep.commit, name))
     if not again:
         with held(checkout.job_lock(name), lambda: say(f"{job.title}: waits for {name}, which another job runs")):

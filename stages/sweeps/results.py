@@ -18,11 +18,14 @@ from stages.core.atomic import write_bytes
 from stages.core.composition import overrides
 from stages.core.errors import SettingsError
 from stages.core.settings.sweep import MAXIMIZE
+from stages.versions.git import git_bytes
 
 RAN, REUSED, FAILED = "ran", "ran before", "failed"
 EVALUATE = "evaluate"
 RECORD = "job.json"
 SUMMARY = "sweep.json"
+LONG = 9
+"""Characters from which on a number of the settings is shortened."""
 WIDTH = 200
 """Columns of the table where it does not go to a terminal."""
 
@@ -95,7 +98,7 @@ def shown(metric: str, outcome: Outcome) -> str:
     """The figure in words, with its interval."""
     if outcome.figure is None:
         return f"{metric} null"
-    return f"{metric} {outcome.figure:.5g} {_interval(outcome)}".rstrip()
+    return f"{metric} {outcome.figure:.4g} {_interval(outcome.low, outcome.high)}".rstrip()
 
 
 def reason(log: str) -> str:
@@ -139,35 +142,70 @@ class Conclusion(NamedTuple):
     """Of the jobs that failed."""
 
 
-def conclude(ranking: Ranking, sweep: str) -> Conclusion:
-    """The jobs of a sweep that have ended, best first, as text; writes them to its folder too."""
+def conclude(ranking: Ranking, sweep: str, commit: str) -> Conclusion:
+    """The jobs of a sweep that have ended, best first, with the commit that they start from, as text; writes them to its folder too."""
     outcomes = ranked(read_all(ranking.folder, sweep), ranking.direction)
     if not outcomes:
         return Conclusion("", [])
-    summary = {"metric": ranking.metric, "direction": ranking.direction, "jobs": [outcome._asdict() for outcome in outcomes]}
+    summary = {"metric": ranking.metric, "direction": ranking.direction, "commit": commit, "jobs": [one._asdict() for one in outcomes]}
     write_bytes(ranking.folder / SUMMARY, (json.dumps(summary, indent=2, ensure_ascii=False) + "\n").encode())
     console = Console(width=None if sys.stdout.isatty() else WIDTH, soft_wrap=True)
     with console.capture() as captured:
-        console.print(*_table(outcomes, ranking.metric), sep="\n")
+        console.print(*_table(outcomes, ranking.metric, _baseline(ranking.metric, commit), commit), sep="\n")
     return Conclusion(captured.get().rstrip(), [outcome.problem for outcome in outcomes if outcome.problem])
 
 
-def _table(outcomes: Sequence[Outcome], metric: str) -> Iterator[Text | Table]:
+def _baseline(metric: str, commit: str) -> Figure | None:
+    """The figure of the commit itself, by the report that it holds."""
+    content = git_bytes("show", f"{commit}:./{layout.report(report_of(metric))}")
+    try:
+        return figure(json.loads(content or b""), metric)
+    except (ValueError, SettingsError):
+        return None
+
+
+def _table(outcomes: Sequence[Outcome], metric: str, baseline: Figure | None, commit: str) -> Iterator[Text | Table]:
     """What holds for all jobs, then a row per job: what it changed, a column for each key in which jobs differ, and its figure."""
     settings = {outcome.number: {overrides.key_of(text): text.partition("=")[2] for text in outcome.overrides} for outcome in outcomes}
     keys = list(dict.fromkeys(key for of_job in settings.values() for key in of_job))
     differing = [key for key in keys if len({of_job.get(key) for of_job in settings.values()}) > 1]
     if fixed := [f"{key}={settings[outcomes[0].number][key]}" for key in keys if key not in differing]:
         yield Text(f"all jobs: {' '.join(fixed)}")
-    table = Table("job", *differing, metric, "95% interval", "experiment", "", box=None)
+    table = Table("job", *differing, metric, "95% interval", "experiment", "time", box=None)
     for outcome in outcomes:
-        row = [str(outcome.number), *(settings[outcome.number].get(key, "") for key in differing)]
-        row.append("" if outcome.figure is None else f"{outcome.figure:.5g}")
-        row.append(_interval(outcome))
         took = f"{outcome.seconds:.1f} s" if outcome.status == RAN and outcome.seconds is not None else outcome.status
+        row = [str(outcome.number), *(_short(settings[outcome.number].get(key, "")) for key in differing)]
+        row += ["" if outcome.figure is None else f"{outcome.figure:.4g}", _interval(outcome.low, outcome.high)]
         table.add_row(*map(Text, [*row, outcome.experiment or "", took]))
+    if baseline is not None and baseline.value is not None:
+        of_commit = [f"{baseline.value:.4g}", _interval(baseline.low, baseline.high), f"the commit, {commit[:7]}", ""]
+        table.add_row(*map(Text, ["", *[""] * len(differing), *of_commit]))
     yield table
+    best = outcomes[0]
+    if best.figure is not None:
+        if equal := [str(one.number) for one in outcomes[1:] if one.figure == best.figure]:
+            yield Text(f"job {best.number} is equal to the last digit with {', '.join(equal)}")
+        overlapping = [str(one.number) for one in outcomes[1:] if _overlap(best, one)]
+        if overlapping:
+            yield Text(
+                f"the best one's interval overlaps with those of: {', '.join(overlapping)}; stages.compare holds two side by side, paired"
+            )
+        yield Text(f"next: python -m stages.compare {commit[:7]} {best.experiment}, or dvc exp apply {best.experiment}")
 
 
-def _interval(outcome: Outcome) -> str:
-    return "" if outcome.low is None or outcome.high is None else f"[{outcome.low:.5g}, {outcome.high:.5g}]"
+def _overlap(best: Outcome, other: Outcome) -> bool:
+    if best.low is None or best.high is None or other.low is None or other.high is None:
+        return False
+    return best.low <= other.high and other.low <= best.high
+
+
+def _short(value: str) -> str:
+    """A setting as it is shown: of a number that was searched for, six digits."""
+    try:
+        return f"{float(value):.6g}" if len(value) > LONG else value
+    except ValueError:
+        return value
+
+
+def _interval(low: float | None, high: float | None) -> str:
+    return "" if low is None or high is None else f"[{low:.4g}, {high:.4g}]"

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from stages.versions import wording
 from stages.versions.comparison import Comparison
-from stages.versions.completions import Heldout
+from stages.versions.completions import Heldout, HeldoutPrompt
 from stages.versions.rows import Row
 from stages.versions.updates import ArtifactChange, Distance
 
@@ -55,13 +55,13 @@ def _parts(compared: Comparison) -> Iterator[RenderableType]:
         yield Text("\nnothing differs: settings, figures, artifacts, rows and held-out completions are the same")
     yield from _settings(compared)
     yield from _metrics(compared)
-    for change in compared.artifacts:
-        yield from _artifact(change)
-    yield from _rows(compared)
     if compared.heldout:
         yield from _heldout("held-out completions", compared.heldout)
     for fresh in compared.fresh:
         yield from _heldout("fresh completions", fresh)
+    yield from _rows(compared)
+    for change in compared.artifacts:
+        yield from _artifact(change)
 
 
 def _settings(compared: Comparison) -> Iterator[RenderableType]:
@@ -120,9 +120,11 @@ def _rows(compared: Comparison) -> Iterator[RenderableType]:
 def _heldout(title: str, heldout: Heldout) -> Iterator[RenderableType]:
     yield _title(f"{title}: {wording.counted(len(heldout.prompts), 'prompt')}, scored by {heldout.scored_by}")
     if paired := heldout.paired:
+        draws = wording.counted(sum(len(one.draws) for one in heldout.prompts), "draw")
         yield Text(
-            f"mean reward of the policy: A {wording.number(paired.reward_a)}, B {wording.number(paired.reward_b)}, "
-            f"B - A {wording.number(paired.difference, signed=True)}{wording.interval(paired.difference_low, paired.difference_high)}\n"
+            f"mean reward of the policy over {draws}: A {wording.number(paired.reward_a)}, B {wording.number(paired.reward_b)}, "
+            f"B - A {wording.number(paired.difference, signed=True)}{wording.interval(paired.difference_low, paired.difference_high)}"
+            f"{wording.verdict(paired.difference_low, paired.difference_high)}\n"
             f"B against A, win rate: {wording.number(paired.win_rate)}{wording.interval(paired.win_rate_low, paired.win_rate_high)}"
         )
     if heldout.draws_apart:
@@ -134,11 +136,11 @@ def _heldout(title: str, heldout: Heldout) -> Iterator[RenderableType]:
                 wording.number(one.reward_a),
                 wording.number(one.reward_b),
                 wording.number(one.difference, signed=True),
-                *(_cut(text) for text in (one.draws[0].policy_a, one.draws[0].policy_b)),
+                *(_cut(text) for text in _telling(one)),
             )
             for one in heldout.prompts[:PROMPTS]
         ]
-        yield _table(("prompt", "reward A", "reward B", "B - A", "first draw A", "first draw B"), told, right=(1, 2, 3))
+        yield _table(("prompt", "reward A", "reward B", "B - A", "draw that differs most, A", "B"), told, right=(1, 2, 3))
     if len(heldout.prompts) > PROMPTS:
         yield Text(f"... and {len(heldout.prompts) - PROMPTS} more prompts; --json and --html have all, and every draw")
     for side, only in (("A", heldout.only_a), ("B", heldout.only_b)):
@@ -147,6 +149,13 @@ def _heldout(title: str, heldout: Heldout) -> Iterator[RenderableType]:
             yield _table(("prompt",), [(_cut(wording.prompt(one)),) for one in only[:ROWS]])
             if len(only) > ROWS:
                 yield Text(f"... and {len(only) - ROWS} more; --json and --html have all")
+
+
+def _telling(prompt: HeldoutPrompt) -> tuple[str, str]:
+    """Both policies' completions of the draw in which they differ most; of the first where they write the same."""
+    unlike = [draw for draw in prompt.draws if draw.policy_a != draw.policy_b]
+    draw = max(unlike or prompt.draws[:1], key=lambda one: abs(one.reward_b - one.reward_a))
+    return draw.policy_a, draw.policy_b
 
 
 def _title(text: str) -> Text:

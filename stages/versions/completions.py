@@ -22,6 +22,8 @@ Interval = tuple[float, float | None, float | None]
 Averaging = Callable[[Floats], Interval]
 """The mean over prompts with its interval."""
 
+ROUNDING = 1e-5
+"""Of float32 scores of one text in batches of other shapes, relative to the score."""
 POLICY, REWARD, BASE, BASE_REWARD = "policy", "policy_reward", "base", "base_reward"
 COLUMNS: Mapping[str, Any] = {"prompt": str | list, "draw": int, BASE: str, POLICY: str, BASE_REWARD: float | int, REWARD: float | int}
 """What each column of a row that evaluate wrote is."""
@@ -162,12 +164,19 @@ def _prompt(
         for draw in sorted(a.keys() & b.keys())
     ]
     mean_a, mean_b = (float(np.mean(rewards)) for rewards in ([one.reward_a for one in draws], [one.reward_b for one in draws]))
-    gap = float(np.mean([one.reward_b - one.reward_a for one in draws])) if comparable else None
+    gap = float(np.mean([_gain(one) for one in draws])) if comparable else None
     return HeldoutPrompt(json.loads(key[0]), mean_a, mean_b, gap, draws)
 
 
+def _gain(draw: Draw) -> float:
+    """B's reward minus A's; none where both wrote the same, and another batch alone has rounded its score otherwise."""
+    gap = draw.reward_b - draw.reward_a
+    rounded = draw.policy_a == draw.policy_b and abs(gap) <= ROUNDING * max(1.0, abs(draw.reward_a))
+    return 0.0 if rounded else gap
+
+
 def _paired(prompts: Sequence[HeldoutPrompt], average: Averaging) -> Paired:
-    wins = [np.mean([(one.reward_b > one.reward_a) + 0.5 * (one.reward_b == one.reward_a) for one in prompt.draws]) for prompt in prompts]
+    wins = [np.mean([(_gain(one) > 0) + 0.5 * (_gain(one) == 0) for one in prompt.draws]) for prompt in prompts]
     difference, wins_interval = (average(np.array(values)) for values in ([prompt.difference for prompt in prompts], wins))
     return Paired(
         float(np.mean([prompt.reward_a for prompt in prompts])),

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import yaml
 from dvc.config import Config
 from dvc.exceptions import DvcException
 from dvc.fs import GitFileSystem
@@ -76,15 +77,24 @@ class Snapshot:
         assert self.repo is not None
         try:
             if not self.repo.dvcfs.exists(f"/{path.as_posix()}"):
-                return False
+                if not self._is_output(path):
+                    return False
+                raise FileNotFoundError("the folder that it is in is not there")
             self.repo.dvcfs.get(f"/{path.as_posix()}", str(target), recursive=True)
         except Exception as error:  # each kind of remote has errors of its own
             raise MissingError(
-                f"{path} of {self.label}: neither in the cache nor in a remote ({_reason(error)}); "
-                "dvc fetch --all-commits -r REMOTE takes it from another remote, dvc repro at that version makes it anew"
+                f"{path} of {self.label}: neither in the cache nor in a remote ({_reason(error)}); dvc push --all-commits where it was "
+                "made and dvc fetch --all-commits here bring it, or dvc repro at that version makes it anew"
             ) from error
         self._require_whole(path, target)
         return True
+
+    def _is_output(self, path: Path) -> bool:
+        """Whether dvc.lock names the path, or a folder that it is in."""
+        lock = yaml.load(self.revision.content(layout.LOCK) or b"", yaml.CSafeLoader)
+        stages = lock.get("stages") if isinstance(lock, dict) else None
+        outs = [out["path"] for entry in (stages or {}).values() for out in entry.get("outs", [])] if isinstance(stages, dict) else []
+        return any(part.as_posix() in outs for part in (path, *path.parents))
 
     def _require_whole(self, path: Path, target: Path) -> None:
         """Raises MissingError where what was fetched is not what dvc.lock names: a linked file that was edited damages the cache."""
@@ -125,4 +135,4 @@ def _repo(commit: str) -> Repo:
 
 
 def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:100]

@@ -37,6 +37,13 @@ def interval(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f" [{number(low)}, {number(high)}]"
 
 
+def verdict(low: float | None, high: float | None) -> str:
+    """What the interval of a difference says, after a colon; nothing where there is none."""
+    if low is None or high is None:
+        return ""
+    return ": no difference is shown, since the interval holds 0" if low <= 0 <= high else ": B is better" if low > 0 else ": A is better"
+
+
 def prompt(text: Any) -> str:
     """A prompt as one text: a conversation has a line for each turn."""
     if isinstance(text, str):

@@ -6,6 +6,7 @@ from hydra import compose, initialize_config_dir
 from stages.core.composition import tree
 from stages.sweeps.job import experiment_name, sections
 
+COMMIT = "a" * 40
 LAUNCHERS = {"parallel": "JoblibLauncher", "slurm": "SlurmLauncher", "submitit_local": "LocalLauncher"}
 
 
@@ -17,7 +18,7 @@ def project(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_same_settings_make_the_same_experiment_however_they_are_put(project: Path):
     names = [
-        experiment_name(tree.composed(project, texts))
+        experiment_name(tree.composed(project, texts), COMMIT)
         for texts in (["grpo.beta=0.10"], ["grpo.beta=1e-1", "grpo.rank=8"], ["grpo.beta=0.2"])
     ]
     assert names[0] == names[1] != names[2]
@@ -25,9 +26,12 @@ def test_the_same_settings_make_the_same_experiment_however_they_are_put(project
 
 
 def test_what_no_stage_depends_on_makes_no_other_experiment(project: Path):
-    plain = experiment_name(tree.composed(project, []))
-    assert experiment_name(tree.composed(project, ["runtime.threads=4", "sweep.metric=accuracy", "sweep.direction=minimize"])) == plain
-    assert experiment_name(tree.composed(project, ["evaluate.seed=8"])) != plain
+    plain = experiment_name(tree.composed(project, []), COMMIT)
+    assert (
+        experiment_name(tree.composed(project, ["runtime.threads=4", "sweep.metric=accuracy", "sweep.direction=minimize"]), COMMIT) == plain
+    )
+    assert experiment_name(tree.composed(project, ["evaluate.seed=8"]), COMMIT) != plain
+    assert experiment_name(tree.composed(project, []), "b" * 40) != plain
 
 
 def test_overrides_move_the_sections_of_their_keys_and_an_experiment_may_move_all():

@@ -42,20 +42,22 @@ def test_best_first_then_those_without_a_figure_then_those_that_failed(direction
 
 def test_a_sweep_ends_with_a_table_a_summary_and_the_problems_of_what_failed(tmp_path: Path):
     kept = [
-        outcome(0, 0.5, low=0.25, high=0.75),
-        outcome(1, 0.75, REUSED),
+        outcome(0, 0.5, low=0.25, high=0.75)._replace(overrides=["grpo.beta=0.012345678901", "grpo.rank=4"]),
+        outcome(1, 0.75, REUSED, low=0.5, high=1.0),
         Outcome(SWEEP, 2, ["grpo.rank=4"], FAILED, problem="job 2: it broke"),
     ]
     for one in kept:
         results.write(tmp_path / "any" / str(one.number), one)
     results.write(tmp_path / "7", Outcome("another", 7, [], FAILED, problem="job 7 of a sweep before in the same folder"))
-    conclusion = results.conclude(Ranking(tmp_path, "reward_gain", "maximize"), SWEEP)
+    conclusion = results.conclude(Ranking(tmp_path, "reward_gain", "maximize"), SWEEP, "a" * 40)
     assert [line.split() for line in conclusion.table.splitlines()] == [
         ["all", "jobs:", "grpo.rank=4"],
-        ["job", "grpo.beta", "reward_gain", "95%", "interval", "experiment"],
-        ["1", "0.1", "0.75", "sweep-1", "ran", "before"],
-        ["0", "0.0", "0.5", "[0.25,", "0.75]", "sweep-0", "1.2", "s"],
+        ["job", "grpo.beta", "reward_gain", "95%", "interval", "experiment", "time"],
+        ["1", "0.1", "0.75", "[0.5,", "1]", "sweep-1", "ran", "before"],
+        ["0", "0.0123457", "0.5", "[0.25,", "0.75]", "sweep-0", "1.2", "s"],
         ["2", "failed"],
+        "the best one's interval overlaps with those of: 0; stages.compare holds two side by side, paired".split(),
+        "next: python -m stages.compare aaaaaaa sweep-1, or dvc exp apply sweep-1".split(),
     ]
     assert conclusion.problems == ["job 2: it broke"]
     summary = json.loads((tmp_path / "sweep.json").read_bytes())
@@ -65,13 +67,13 @@ def test_a_sweep_ends_with_a_table_a_summary_and_the_problems_of_what_failed(tmp
 def test_values_with_markup_are_printed_as_they_are(tmp_path: Path):
     results.write(tmp_path / "0", Outcome(SWEEP, 0, ["grpo.targets=[red]"], RAN, "sweep-0", 1.0))
     results.write(tmp_path / "1", Outcome(SWEEP, 1, ["grpo.targets=[/red]"], RAN, "sweep-1", 1.0))
-    table = results.conclude(Ranking(tmp_path, "reward_gain", "maximize"), SWEEP).table
+    table = results.conclude(Ranking(tmp_path, "reward_gain", "maximize"), SWEEP, "a" * 40).table
     assert "[red]" in table
     assert "[/red]" in table
 
 
 def test_a_sweep_of_which_no_job_has_ended_has_no_table(tmp_path: Path):
-    assert results.conclude(Ranking(tmp_path, "reward_gain", "maximize"), SWEEP) == ("", [])
+    assert results.conclude(Ranking(tmp_path, "reward_gain", "maximize"), SWEEP, "a" * 40) == ("", [])
 
 
 STAGE_LOG = """$ dvc repro

@@ -126,3 +126,18 @@ def test_a_prompt_of_which_no_draw_is_shared_is_no_ones_alone():
     rows = samples(["p"], draws=4)
     found = compare(rows[:2], rows[2:])
     assert (found.prompts, found.only_a, found.only_b, found.draws_apart) == ([], [], [], 4)
+
+
+def test_the_same_text_scored_in_another_batch_is_no_gain_and_another_text_with_the_same_score_is_none_either():
+    rows = samples(["p"], draws=3)
+    texts = ("same", "same", "other")
+    a = [{**row, "policy": "same", "policy_reward": 1.0} for row in rows]
+    b = [
+        {**row, "policy": text, "policy_reward": reward}
+        for row, text, reward in zip(rows, texts, (1.0 + 2e-6, 1.5, 1.0 + 2e-6), strict=True)
+    ]
+    found = compare(a, b)
+    assert found.paired is not None
+    # rounding; the same text, but cut in one and ended in the other; a text of its own, however little it gains
+    assert found.paired.win_rate == pytest.approx((0.5 + 1 + 1) / 3)
+    assert found.prompts[0].difference == pytest.approx((0 + 0.5 + 2e-6) / 3)

@@ -79,8 +79,15 @@ def test_without_cache_and_remote_it_is_named_with_what_to_do(project: Project):
         first.output(layout.POLICY.parent)
     (line,) = caught.value.lines()
     assert line.startswith(f"artifacts/grpo of {first.label}: neither in the cache nor in a remote (")
-    assert line.endswith("dvc fetch --all-commits -r REMOTE takes it from another remote, dvc repro at that version makes it anew")
+    assert line.endswith(
+        "dvc push --all-commits where it was made and dvc fetch --all-commits here bring it, or dvc repro at that version makes it anew"
+    )
     assert not (first.folder / "artifacts/grpo").exists()
+    with (
+        opened(resolve("first")) as first,
+        pytest.raises(MissingError, match=r"^artifacts/base/base\.json of .*: neither in the cache nor"),
+    ):
+        first.output(layout.BASE_RECORD)  # of a folder that DVC keeps
 
 
 def test_a_folder_of_which_the_cache_has_a_part_is_not_taken_for_whole(project: Project):
