@@ -103,8 +103,11 @@ def job_lock(name: str) -> Path:
 def _remove(top: Path) -> None:
     """Removes a worktree and what Git knows of it; other worktrees, such as the user's own, are not touched."""
     with held(_GIT_LOCK):
-        git(*_NO_HOOKS, "worktree", "remove", "--force", "--force", str(top), check=False)  # also one whose folder is gone
-        shutil.rmtree(top, ignore_errors=True)
+        remove = (*_NO_HOOKS, "worktree", "remove", "--force", "--force", str(top))
+        git(*remove, check=False)
+        if top.exists():  # half removed, by a job that was killed meanwhile; Git forgets one that is gone altogether
+            shutil.rmtree(top, ignore_errors=True)
+            git(*remove, check=False)
         shutil.rmtree(SITES / top.name, ignore_errors=True)
 
 

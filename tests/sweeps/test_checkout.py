@@ -1,4 +1,5 @@
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -169,3 +170,14 @@ def test_the_settings_of_a_commit_are_had_whatever_the_workspace_has(project: Pa
         checkouts.settings_at(git(project, "rev-parse", "HEAD~1").strip()),
     ):
         pass
+
+
+@pytest.mark.parametrize("part", [".git", "."])
+def test_a_checkout_that_was_half_removed_is_removed_and_forgotten(project: Path, part: str):
+    top = checkouts.JOBS / "killed"
+    git(project, "worktree", "add", "--quiet", "--detach", str(top), head(project))
+    shutil.rmtree(top) if part == "." else (top / part).unlink()
+    top.mkdir(exist_ok=True)
+    checkouts.remove_abandoned()
+    assert not top.exists()
+    assert len(git(project, "worktree", "list").splitlines()) == 1
