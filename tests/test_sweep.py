@@ -50,11 +50,10 @@ class Project(NamedTuple):
     def experiments(self) -> list[str]:
         return self.dvc("exp", "list", "--name-only").split()
 
-    def is_clean(self) -> bool:
-        """Whether a sweep left nothing behind but what Git ignores."""
-        return [git(self.folder, *command) for command in (("status", "--porcelain"), ("stash", "list"))] == ["", ""] and len(
-            git(self.folder, "worktree", "list").splitlines()
-        ) == 1
+    def left(self) -> list[str]:
+        """What a sweep left behind beyond what Git ignores: changes, stashes, worktrees besides the workspace."""
+        worktrees = git(self.folder, "worktree", "list").splitlines()[1:]
+        return [*git(self.folder, "status", "--porcelain").splitlines(), *git(self.folder, "stash", "list").splitlines(), *worktrees]
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +116,7 @@ def test_jobs_share_what_they_can_become_experiments_and_run_once(project: Proje
     assert project.ran() == {"reward": 2, "grpo": 4, "evaluate": 4, "export": 4}  # base and validate are the commit's
     names = project.experiments()
     assert len(names) == 4
-    assert project.is_clean()
+    assert project.left() == []
     # the table: best first, with what the jobs changed and what holds for all
     assert "all jobs: reward.epochs=1" in done.stdout
     rows = [line.split() for line in done.stdout.splitlines() if re.match(r" *[0-3] ", line)]
@@ -175,7 +174,7 @@ def test_jobs_that_fail_are_named_with_their_logs_and_ranked_last_and_the_others
         assert re.fullmatch(rf"{title}: grpo.seed: thirteen is refused; see multirun/\S+/\S+/\S+/dvc\.log", line)
         assert "exited with 1" in (project.folder / line.rpartition("see ")[2]).read_text()
     assert len(project.experiments()) == 2
-    assert project.is_clean()
+    assert project.left() == []
     rows = [line.split() for line in done.stdout.splitlines() if re.match(r" *[0-3] ", line)]
     assert [(row[0], row[-1]) for row in rows][2:] == [("0", "failed"), ("1", "failed")]
     assert [row[0] for row in rows][:2] == ["3", "2"]  # the last one's figure is null: nothing to be measured
@@ -198,12 +197,12 @@ def test_a_sweep_that_is_killed_takes_its_jobs_with_it_and_run_again_runs_what_i
     wait_for(lambda: not alive(project.folder), seconds=10)
     if how == "interrupted":
         assert "sweep: interrupted" in said.splitlines()
-        assert project.is_clean()
+        assert project.left() == []
     assert project.ran() == {"grpo": 2, "evaluate": 1, "export": 1}
     done = project.sweep("grpo.seed=1,2", "hydra.launcher.n_jobs=1")
     assert done.returncode == 0, done.stderr
     assert project.ran() == {"grpo": 1, "evaluate": 1, "export": 1}
-    assert project.is_clean()
+    assert project.left() == []
     assert len(project.experiments()) == 2
 
 
@@ -270,7 +269,7 @@ def test_submitits_executor_on_one_machine_runs_the_jobs(project: Project):
     assert done.returncode == 0, done.stderr
     assert project.ran() == {"grpo": 2, "evaluate": 2, "export": 2}
     assert [line.split()[0] for line in done.stdout.splitlines() if re.match(r" *[01] ", line)] == ["1", "0"]
-    assert project.is_clean()
+    assert project.left() == []
 
 
 def test_what_the_cache_did_not_keep_fails_the_job(project: Project, tmp_path: Path):
@@ -284,7 +283,7 @@ def test_what_the_cache_did_not_keep_fails_the_job(project: Project, tmp_path: P
     assert done.returncode == 1
     assert "its stages ran, but DVC did not keep all of their outputs" in done.stderr.splitlines()[-1]
     assert project.experiments() == []
-    assert project.is_clean()
+    assert project.left() == []
 
 
 def test_a_project_in_a_folder_of_a_larger_repository_is_swept_too(made: Path, tmp_path: Path):
@@ -305,7 +304,7 @@ def test_a_project_in_a_folder_of_a_larger_repository_is_swept_too(made: Path, t
     ref = git(outer, "for-each-ref", "--format=%(refname)", "refs/exps").strip()
     assert json.loads(git(outer, "show", f"{ref}:projects/leash/reports/evaluate.json"))["reward_gain"] == 9.0
     (outer / "else.txt").write_text("changed")
-    assert project.is_clean() is False  # else.txt, which is no part of the project
+    assert [line.split()[-1] for line in project.left()] == ["else.txt"]  # which is no part of the project
     assert project.sweep("grpo.beta=0.1").returncode == 0
 
 
@@ -352,7 +351,7 @@ def test_a_launchers_process_that_is_killed_is_one_line_and_what_has_ended_is_sh
     assert "Traceback" not in said
     assert said.splitlines()[-1].startswith("sweep: a process that ran jobs was killed, as when memory runs out")
     wait_for(lambda: not alive(project.folder), seconds=10)
-    assert project.is_clean()
+    assert project.left() == []
 
 
 @pytest.mark.parametrize(
