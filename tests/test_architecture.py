@@ -91,7 +91,7 @@ def test_no_two_modules_import_each_other():
 
 def test_the_pipeline_is_the_seven_stages_each_run_from_the_root():
     assert {name: stage["cmd"] for name, stage in STAGES.items()} == {
-        name: f"python -m stages.{name}" for name in ("compose", "base", "validate", "reward", "grpo", "evaluate", "export")
+        name: f"exec python -m stages.{name}" for name in ("compose", "base", "validate", "reward", "grpo", "evaluate", "export")
     }
 
 

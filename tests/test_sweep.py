@@ -31,9 +31,9 @@ class Project(NamedTuple):
         return stubs.run(self.folder, "stages.sweep", *arguments, LEASH_RUNS=str(self.runs))
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """A sweep in a session of its own, not waited for."""
+        """A sweep in a session of its own, not waited for; the shell that DVC runs a stage in may be one that stays its parent."""
         command = [sys.executable, "-m", "stages.sweep", *arguments]
-        environment = {**os.environ, "LEASH_RUNS": str(self.runs)}
+        environment = {**os.environ, "LEASH_RUNS": str(self.runs), "SHELL": "/bin/sh"}
         return subprocess.Popen(command, cwd=self.folder, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
     def ran(self) -> Counter[str]:
@@ -343,8 +343,7 @@ def test_a_launchers_process_that_is_killed_is_one_line_and_what_has_ended_is_sh
     started = project.start("grpo.seed=1,60", "hydra.launcher.n_jobs=2")
     wait_for(lambda: git(project.folder, "for-each-ref", "refs/exps"))
     stage = wait_for_process(project.folder, "stages.grpo")
-    worker = psutil.Process(stage).parent().parent()
-    assert "loky" in " ".join(worker.cmdline())
+    worker = next(process for process in psutil.Process(stage).parents() if "loky" in " ".join(process.cmdline()))
     worker.kill()
     _, said = started.communicate(timeout=60)
     assert started.returncode == 1

@@ -53,3 +53,17 @@ def test_a_parent_that_goes_before_it_is_asked_for_is_noticed(monkeypatch: pytes
     monkeypatch.setattr(os, "kill", lambda process, signum: sent.append((process, signum)))
     tether.die_with_parent(signal.SIGCONT)  # one that does nothing, since this process keeps it
     assert sent == [(os.getpid(), signal.SIGCONT)]
+
+
+def test_a_child_that_init_took_over_before_it_asked_is_noticed(monkeypatch: pytest.MonkeyPatch):
+    from stages.core import tether
+
+    sent = []
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    monkeypatch.setattr(os, "kill", lambda process, signum: sent.append(signum))
+    monkeypatch.setattr(os, "getpgid", lambda process: os.getpgrp())
+    tether.die_with_parent(signal.SIGCONT)
+    assert sent == []  # the command of a container
+    monkeypatch.setattr(os, "getpgid", lambda process: 1 if os.getpgrp() != 1 else 2)
+    tether.die_with_parent(signal.SIGCONT)
+    assert sent == [signal.SIGCONT]
