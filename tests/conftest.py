@@ -84,6 +84,16 @@ def trained(validated: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def stub_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project whose stages compute nothing, run once and committed; to be cloned, not written to."""
+    from tests import stubs
+
+    folder = tmp_path_factory.mktemp("stubs")
+    stubs.make(folder / "project", folder / "runs")
+    return folder / "project"
+
+
 @pytest.fixture
 def based_project(based: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy with the base alone, the current folder while the test runs."""

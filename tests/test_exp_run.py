@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests import stubs
 from tests.conftest import ROOT, git
 
 pytestmark = pytest.mark.slow
@@ -23,14 +22,14 @@ SEVERAL = """dvc exp run -S "conf/overrides.yaml:overrides=['grpo.beta=0.33','re
 class Project:
     """A clone of a project whose stages compute nothing, with the outputs of its run."""
 
-    def __init__(self, made: Path, folder: Path) -> None:
-        git(folder.parent, "clone", "--quiet", str(made), folder.name)
+    def __init__(self, source: Path, folder: Path) -> None:
+        git(folder.parent, "clone", "--quiet", str(source), folder.name)
         self.folder = folder
         self.runs = folder.parent / "runs"
         for name, value in (("user.name", "test"), ("user.email", "test@localhost")):
             git(folder, "config", name, value)
-        shutil.copytree(made / ".dvc/cache", folder / ".dvc/cache")
-        shutil.copytree(made / "artifacts", folder / "artifacts")
+        shutil.copytree(source / ".dvc/cache", folder / ".dvc/cache")
+        shutil.copytree(source / "artifacts", folder / "artifacts")
 
     def shell(self, line: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         """A line of a shell, with its exit code checked."""
@@ -55,16 +54,9 @@ class Project:
         return [line[3:] for line in git(self.folder, "status", "--porcelain").splitlines()]
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("made")
-    stubs.make(folder / "project", folder / "runs")
-    return folder / "project"
-
-
 @pytest.fixture
-def project(made: Path, tmp_path: Path) -> Project:
-    return Project(made, tmp_path / "project")
+def project(stub_project: Path, tmp_path: Path) -> Project:
+    return Project(stub_project, tmp_path / "project")
 
 
 @pytest.mark.parametrize("command", [ONE, SEVERAL, "dvc exp run -S grpo.beta=0.33"])

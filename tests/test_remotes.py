@@ -91,19 +91,11 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project whose stages compute nothing, run once; to be cloned."""
-    folder = tmp_path_factory.mktemp("made")
-    stubs.make(folder / "project", folder / "runs")
-    return folder / "project"
-
-
 @pytest.fixture
-def first(made: Path, tmp_path: Path) -> Clone:
+def first(stub_project: Path, tmp_path: Path) -> Clone:
     """A clone with the outputs of the project's run."""
-    clone = Clone.made(made, tmp_path / "first")
-    clone.fill(made)
+    clone = Clone.made(stub_project, tmp_path / "first")
+    clone.fill(stub_project)
     return clone
 
 
@@ -120,19 +112,19 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=["folder", "s3", "ssh"])
-def remote(request: pytest.FixtureRequest, made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Remote]:
+def remote(request: pytest.FixtureRequest, stub_project: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Remote]:
     """Each kind of remote, empty, with its server running."""
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "folder":
-        yield Remote.added(made, str(folder / "store"), {})
+        yield Remote.added(stub_project, str(folder / "store"), {})
     elif request.param == "s3":
         with servers.s3(folder, "leash") as server:
-            yield Remote.added(made, "s3://leash/project", server.environment, endpointurl=server.url)
+            yield Remote.added(stub_project, "s3://leash/project", server.environment, endpointurl=server.url)
     else:
         try:
             with servers.ssh(folder) as server:
                 url = f"ssh://{server.user}@127.0.0.1:{server.port}{folder}/store"
-                yield Remote.added(made, url, {}, keyfile=str(server.key))
+                yield Remote.added(stub_project, url, {}, keyfile=str(server.key))
         except servers.UnavailableError as error:
             pytest.skip(str(error))
 
@@ -189,8 +181,8 @@ def test_versions_from_before_a_committed_remote_are_left_out_of_a_push_in_silen
     assert contents(tmp_path / "store/files") == kept
 
 
-def test_an_experiment_of_a_sweep_goes_from_clone_to_clone(made: Path, first: Clone, tmp_path: Path):
-    git(tmp_path, "clone", "--quiet", "--bare", str(made), "bare.git")
+def test_an_experiment_of_a_sweep_goes_from_clone_to_clone(stub_project: Path, first: Clone, tmp_path: Path):
+    git(tmp_path, "clone", "--quiet", "--bare", str(stub_project), "bare.git")
     git(first.folder, "remote", "set-url", "origin", str(tmp_path / "bare.git"))
     first.attach(shelf(tmp_path))
     done = first.run("stages.sweep", "grpo.beta=0.2")

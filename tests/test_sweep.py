@@ -56,22 +56,15 @@ class Project(NamedTuple):
         return [*git(self.folder, "status", "--porcelain").splitlines(), *git(self.folder, "stash", "list").splitlines(), *worktrees]
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("made")
-    stubs.make(folder / "project", folder / "runs")
-    return folder
-
-
 @pytest.fixture
-def project(made: Path, tmp_path: Path) -> Project:
+def project(stub_project: Path, tmp_path: Path) -> Project:
     """A clone of that project with a cache of its own."""
-    git(tmp_path, "clone", "--quiet", str(made / "project"), "project with a space")
+    git(tmp_path, "clone", "--quiet", str(stub_project), "project with a space")
     folder = tmp_path / "project with a space"
     for name, value in (("user.name", "test"), ("user.email", "test@localhost")):
         git(folder, "config", name, value)
     (folder / ".dvc/config.local").write_text(f"[cache]\n    dir = {tmp_path / 'cache'}\n")
-    subprocess.run(["cp", "-r", made / "project/.dvc/cache", tmp_path / "cache"], check=True)
+    subprocess.run(["cp", "-r", stub_project / ".dvc/cache", tmp_path / "cache"], check=True)
     return Project(folder, tmp_path / "runs")
 
 
@@ -239,8 +232,8 @@ def test_a_sweep_runs_the_last_commit_and_refuses_what_would_be_left_out_of_it(p
         (["--run"], "--run: a sweep always runs as a multirun"),
     ],
 )
-def test_what_no_job_could_run_is_refused_before_any_starts(made: Path, arguments: list[str], line: str):
-    done = stubs.run(made / "project", "stages.sweep", *arguments)
+def test_what_no_job_could_run_is_refused_before_any_starts(stub_project: Path, arguments: list[str], line: str):
+    done = stubs.run(stub_project, "stages.sweep", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(line), done.stderr
     assert "Traceback" not in done.stderr
@@ -286,14 +279,14 @@ def test_what_the_cache_did_not_keep_fails_the_job(project: Project, tmp_path: P
     assert project.left() == []
 
 
-def test_a_project_in_a_folder_of_a_larger_repository_is_swept_too(made: Path, tmp_path: Path):
+def test_a_project_in_a_folder_of_a_larger_repository_is_swept_too(stub_project: Path, tmp_path: Path):
     outer = tmp_path / "outer"
     git(tmp_path, "init", "--quiet", "outer")
     for name, value in (("user.name", "test"), ("user.email", "test@localhost")):
         git(outer, "config", name, value)
     inner = outer / "projects/leash"
     inner.parent.mkdir()
-    git(tmp_path, "clone", "--quiet", str(made / "project"), str(inner))
+    git(tmp_path, "clone", "--quiet", str(stub_project), str(inner))
     subprocess.run(["rm", "-rf", inner / ".git"], check=True)
     (outer / "else.txt").write_text("")
     git(outer, "add", "--all")
@@ -360,10 +353,21 @@ def test_a_launchers_process_that_is_killed_is_one_line_and_what_has_ended_is_sh
         (["hydra.launcher.n_jobs=abc"], "the sweep cannot be composed: Error merging override hydra.launcher.n_jobs=abc: Value 'abc'"),
     ],
 )
-def test_a_launchers_setting_that_makes_no_sense_is_one_line(made: Path, arguments: list[str], line: str):
-    done = stubs.run(made / "project", "stages.sweep", "grpo.beta=0.1,0.2", *arguments)
+def test_a_launchers_setting_that_makes_no_sense_is_one_line(stub_project: Path, arguments: list[str], line: str):
+    done = stubs.run(stub_project, "stages.sweep", "grpo.beta=0.1,0.2", *arguments)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith(line), done.stderr
+
+
+def test_a_mistake_of_a_jobs_own_is_not_said_to_be_one_of_the_settings(project: Project):
+    path = project.folder / "stages/sweeps/job.py"
+    head = "def _run(job: Job, conf: Path) -> float | None:\n"
+    path.write_text(path.read_text().replace(head, f'{head}    raise ValueError("a slip")\n'))
+    git(project.folder, "commit", "--quiet", "--all", "--message=a slip")
+    done = project.sweep("grpo.beta=0.1", "hydra/launcher=basic")
+    assert done.returncode == 1
+    assert "cannot be composed" not in done.stderr
+    assert "job 0: grpo.beta=0.1: ValueError: a slip" in done.stderr
 
 
 def test_a_job_of_before_whose_artifacts_are_gone_from_the_cache_says_so(project: Project, tmp_path: Path):

@@ -84,6 +84,8 @@ def run(config: DictConfig) -> float | None:
     except BaseException as error:
         problem = "; ".join(error.lines()) if isinstance(error, LeashError) else f"{job.title}: {type(error).__name__}: {error}"
         results.write(folder, Outcome(started.name, job.number, own, FAILED, problem=problem))
+        if isinstance(error, ValueError):
+            raise RuntimeError(problem) from error  # a mistake of ours; a launcher's ValueError is about its settings
         raise
 
 

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stages.core.errors import DataError
-from stages.files.intake import strict_json
+from stages.versions import json_lines
 
 Floats = NDArray[np.float64]
 Interval = tuple[float, float | None, float | None]
@@ -97,20 +96,7 @@ Rows = Mapping[Key, Mapping[int, Mapping[str, Any]]]
 
 def read(path: Path) -> list[dict[str, Any]]:
     """The rows of a samples.jsonl; raises DataError at one that evaluate does not write."""
-    rows = []
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); dvc repro evaluate writes it anew") from error
-    for number, line in enumerate(lines, 1):
-        try:
-            row = strict_json.parse(line.decode())
-        except ValueError:
-            row = None
-        if not isinstance(row, dict) or not all(isinstance(row.get(key), kind) for key, kind in COLUMNS.items()):
-            raise DataError(f"{path}:{number}: not a row as evaluate writes it; dvc repro evaluate writes it anew")
-        rows.append(row)
-    return rows
+    return list(json_lines.read(path, "evaluate", COLUMNS))
 
 
 def compare(

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.core import layout
-from stages.core.errors import DataError
-from stages.files.intake import strict_json
+from stages.versions import json_lines
 from stages.versions.snapshot import Snapshot
 
 TRAIN, HELDOUT = "train", "heldout"
@@ -66,14 +65,4 @@ def compare(kind: str, a: Split, b: Split) -> RowChange:
 
 
 def _counted(path: Path) -> Counter[str]:
-    found: Counter[str] = Counter()
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); dvc repro validate writes it anew") from error
-    for number, line in enumerate(lines, 1):
-        try:
-            found[json.dumps(strict_json.parse(line.decode()), sort_keys=True, ensure_ascii=False)] += 1
-        except ValueError:
-            raise DataError(f"{path}:{number}: not a row as validate writes it; dvc repro validate writes it anew") from None
-    return found
+    return Counter(json.dumps(row, sort_keys=True, ensure_ascii=False) for row in json_lines.read(path, "validate"))
