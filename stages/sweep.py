@@ -41,8 +41,10 @@ def main(arguments: Sequence[str]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here as they are, and not as Hydra's report of them
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
     failure: LeashError | None = None
+    patience = PATIENCE
     try:
         hydra.main(config_path=str(layout.CONF.resolve()), config_name=preflight.PRIMARY, version_base="1.3")(job.run)()
+        patience = 0.0
     except LeashError as error:  # the first job's that failed; the others have run all the same
         failure = error
     except (HydraException, OmegaConfBaseException, ValueError, TimeoutError) as error:  # the last two are a launcher's, of its settings
@@ -52,12 +54,9 @@ def main(arguments: Sequence[str]) -> None:
             "sweep: a process that ran jobs was killed, as when memory runs out, and the others were stopped; run the sweep again, "
             "with fewer at once (hydra.launcher.n_jobs=1) where it was memory"
         )
-    except BaseException:
-        _concluded(started)
-        checkout.remove_abandoned(patience=PATIENCE)
-        raise
-    checkout.remove_abandoned(patience=PATIENCE if failure else 0.0)
-    problems = _concluded(started)
+    finally:  # also of a sweep that is broken off
+        checkout.remove_abandoned(patience=patience)
+        problems = _concluded(started)
     if failure is not None:
         raise failure if not problems else LeashError(list(dict.fromkeys([*problems, *failure.problems])))
 

@@ -27,11 +27,10 @@ def run_in_group(command: Sequence[str], folder: Path, environment: Mapping[str,
     _groups.add(process.pid)
     try:
         return process.wait()
-    except BaseException:
-        _kill(process.pid)
-        process.wait()
-        raise
     finally:
+        if process.returncode is None:
+            _kill(process.pid)
+            process.wait()
         _groups.discard(process.pid)
 
 
