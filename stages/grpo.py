@@ -11,9 +11,10 @@ from stages.core import layout, runner
 from stages.core.runner import Document
 from stages.core.settings.grpo import Grpo
 from stages.core.settings.runtime import Runtime
-from stages.files import artifacts, base_record, outputs, records
+from stages.files import artifacts, base_record, outputs, records, states
 from stages.files.history import HistoryFile
-from stages.learning import fitting, grpo_loop, grpo_report, reward_source, trained
+from stages.learning import fitting, grpo_loop, grpo_report, launch, ranks, reward_source, trained
+from stages.learning.resume import Saving
 from stages.model import adapters, checkpoint, device, passes
 from stages.model.adapters import Adapters
 from stages.model.rendering import Renderer
@@ -28,7 +29,7 @@ class Params:
 
 
 def main(params: Params) -> Document:
-    """Trains, and writes the artifact and its report last and whole."""
+    """Trains, or goes on where a run that was broken off had saved its state; writes the artifact and its report last and whole."""
     settings = params.grpo
     prompts = records.load_prompts(layout.TRAIN_PROMPTS, at_least=1)
     base = base_record.read_base()
@@ -41,19 +42,24 @@ def main(params: Params) -> Document:
     grpo_loop.planned_steps(len(fitted.ids), settings)
     unknown = fitting.say_unknown(renderer)
 
-    model = checkpoint.load_weights(found, device.prepare(params.runtime))
+    computing_on = device.prepare(params.runtime)
+    processes = ranks.join(params.runtime)
+    model = checkpoint.load_weights(found, computing_on)
     forward = passes.choose(model, params.runtime)
     plan = adapters.plan(model, "grpo", settings.rank, settings.alpha, settings.targets, settings.layers)
     adapted = Adapters(forward)
-    run = grpo_loop.fit(adapted, plan, source.attach(adapted), fitted, base.end_tokens, settings, HistoryFile("grpo"))
-    tensors = adapters.to_numpy(adapted.factors(grpo_loop.ADAPTER_NAME))
-    report = grpo_report.grpo_report(run, source.name, base, plan, settings, prompts, fitted, tensors, unknown)
-    with outputs.together():
-        artifacts.write(layout.POLICY, trained.artifact(artifacts.ADAPTER, base, plan, report, tensors))
-        outputs.write_csv(layout.curve("grpo"), grpo_loop.CURVE, run.steps)
-        outputs.write_json(layout.report("grpo"), report)
+    scorer = source.attach(adapted)
+    with states.opened("grpo", settings, [layout.TRAIN_PROMPTS, layout.BASE_RECORD, *source.files], processes.rank == 0) as folder:
+        saving = Saving(folder, params.runtime.checkpoint_every, processes)
+        run = grpo_loop.fit(adapted, plan, scorer, fitted, base.end_tokens, settings, HistoryFile("grpo"), saving, processes)
+        tensors = adapters.to_numpy(adapted.factors(grpo_loop.ADAPTER_NAME))
+        report = grpo_report.grpo_report(run, source.name, base, plan, settings, prompts, fitted, tensors, unknown)
+        with outputs.together():
+            artifacts.write(layout.POLICY, trained.artifact(artifacts.ADAPTER, base, plan, report, tensors))
+            outputs.write_csv(layout.curve("grpo"), grpo_loop.CURVE, run.steps)
+            outputs.write_json(layout.report("grpo"), report)
     return Document(layout.POLICY, report)
 
 
 if __name__ == "__main__":
-    runner.run("grpo", Params, main)
+    runner.run("grpo", Params, main, lambda params: launch.spread("grpo", layout.POLICY, params.runtime))

@@ -21,7 +21,7 @@ from tests import tiny
 
 pytestmark = pytest.mark.slow
 
-RUNTIME = Runtime("cpu", None, 64, False)
+RUNTIME = Runtime("cpu", None, 64, False, 1, 1, 1, None, False)
 
 
 @pytest.fixture(autouse=True)

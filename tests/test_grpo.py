@@ -210,7 +210,7 @@ def tiny_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..
         tiny.save(Path("checkpoint"), model, tiny.tokenizer(template=template, **settings))
         source = {"model": "./checkpoint", "revision": None, "gguf_file": None}
         settings = CheckpointBase(**source, precision="f32", chat_template="auto", trust_remote_code=False)
-        base_stage.main(base_stage.Params(settings, Runtime("cpu", 1, 64, False)))
+        base_stage.main(base_stage.Params(settings, Runtime("cpu", 1, 64, False, 1, 1, 1, None, False)))
         pair = Pair("the child drops", "the plate is calm", "the plate is harsh")
         for path in (layout.TRAIN_PAIRS, layout.HELDOUT_PAIRS):
             records.write_pairs(path, [pair])

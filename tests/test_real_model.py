@@ -66,7 +66,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
             chat_template="auto",
             trust_remote_code=False,
         )
-        base.main(base.Params(model, Runtime("cpu", 1, 64, False)))
+        base.main(base.Params(model, Runtime("cpu", 1, 64, False, 1, 1, 1, None, False)))
         # half of each is held out, whatever the hash makes of it, by looking for a seed
         for seed in range(100):
             found = run("validate", prompts="data/prompts.jsonl", pairs="data/pairs.jsonl", heldout_fraction=0.5, seed=seed).report

@@ -23,7 +23,7 @@ from stages.core.errors import ArtifactError, BaseError, DataError, LeashError, 
 from stages.core.settings.grpo import Grpo
 from stages.core.settings.reward import Reward
 from stages.core.settings.runtime import Runtime
-from stages.files import artifacts
+from stages.files import artifacts, outputs
 from stages.model import checkpoint
 from tests.stage_settings import STAGES, run, section, values, written
 
@@ -144,15 +144,16 @@ def rewrite(path: Path, kind: str, **changes: Any) -> Callable[[], None]:
 
 
 def resigned(path: Path, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> Callable[[], None]:
-    """Changes tensors and sidecar of an artifact, digests made anew, so that only the change itself can be seen."""
+    """Changes tensors and sidecar of an artifact, shapes and digests made anew, so that only the change itself can be seen."""
 
     def apply() -> None:
         tensors = safetensors.numpy.load(path.read_bytes())
         sidecar = json.loads(path.with_suffix(".json").read_text())
         change(tensors, sidecar)
         path.write_bytes(safetensors.numpy.save(tensors))
+        sidecar["shapes"] = {name: list(tensor.shape) for name, tensor in tensors.items()}
         sidecar["weights_sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
-        sidecar["digest"] = artifacts.digest(sidecar)
+        sidecar["digest"] = outputs.digest(sidecar)
         path.with_suffix(".json").write_text(json.dumps(sidecar))
 
     return apply
@@ -193,7 +194,8 @@ def forget_reward(_tensors: dict[str, Any], sidecar: dict[str, Any]) -> None:
     del sidecar["report"]["reward"]
 
 
-def rename(tensors: dict[str, Any], _sidecar: dict[str, Any]) -> None:
+def rename(tensors: dict[str, Any], sidecar: dict[str, Any]) -> None:
+    sidecar["layers"] = sidecar["report"]["layers"] = [0, 1, 2, 4]
     for name in [name for name in tensors if ".layers.3." in name]:
         tensors[name.replace(".layers.3.", ".layers.4.")] = tensors.pop(name)
 
@@ -500,7 +502,7 @@ def test_a_reward_artifact_of_the_same_base_elsewhere_still_fits(trained_project
         "chat_template": "auto",
         "trust_remote_code": False,
     }
-    base_stage.main(base_stage.Params(base_stage.CheckpointBase(**source), Runtime("cpu", 1, 64, False)))
+    base_stage.main(base_stage.Params(base_stage.CheckpointBase(**source), Runtime("cpu", 1, 64, False, 1, 1, 1, None, False)))
     assert json.loads(layout.BASE_RECORD.read_text())["folder"] == "moved"
     assert run("grpo", max_new_tokens=2).report["reward"] == f"reward:{OWN}"
 

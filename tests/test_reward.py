@@ -119,7 +119,7 @@ from stages.model.reward_model import RewardModel
 from tests import tiny
 base = base_record.read_base()
 found = checkpoint.find(base)
-model, tokenizer = checkpoint.load_weights(found, device.prepare(Runtime("cpu", 1, 64, False))), found.tokenizer
+model, tokenizer = checkpoint.load_weights(found, device.prepare(Runtime("cpu", 1, 64, False, 1, 1, 1, None, False))), found.tokenizer
 reward_model = RewardModel.trained(tiny.adapted(model), artifacts.read(layout.REWARD, artifacts.REWARD))
 reward_model.adapters.use(reward_model.name)
 sides = [side for pair in map(Renderer(tokenizer, base).pair, records.load_pairs(layout.TRAIN_PAIRS)) for side in pair]

@@ -107,7 +107,17 @@ def model(kind: str = "llama", seed: int = 0, **overrides: Any) -> PreTrainedMod
     return built.eval().requires_grad_(False)
 
 
-RUNTIME = Runtime(device="cpu", threads=1, logits_chunk=7, activation_checkpointing=False)
+RUNTIME = Runtime(
+    device="cpu",
+    threads=1,
+    logits_chunk=7,
+    activation_checkpointing=False,
+    checkpoint_every=1,
+    processes=1,
+    nodes=1,
+    rendezvous=None,
+    shard=False,
+)
 
 
 def forward(built: PreTrainedModel) -> passes.Passes:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 
+from stages.core import rank
+
 Waiting = list[tuple[Path, Path]]
 """Temporary files and the names they will get."""
 
@@ -21,8 +23,11 @@ def write_bytes(path: Path, content: bytes) -> None:
 def write_parts(path: Path, parts: Iterable[bytes]) -> None:
     """Writes the file, its parts one after another, whole or not at all: under a temporary name beside it, flushed, then renamed.
 
+    Of several processes that share a stage the first writes; the others, which would write the same, do not.
     Raises OSError with the file's name, also where the system names none (a full disk).
     """
+    if rank.number():
+        return
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with together() as waiting, _named(path), contextlib.ExitStack() as broken_off:
         path.parent.mkdir(parents=True, exist_ok=True)

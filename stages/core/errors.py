@@ -53,5 +53,13 @@ class TrainingError(LeashError):
     """A run that cannot start or go on: nothing to train on, no room for the warm-up, a number that is not finite."""
 
 
+class BusyError(LeashError):
+    """Another process runs the same in this folder: wait for it to end, or end it."""
+
+
+class RanksError(LeashError):
+    """One of the processes that share a stage has ended: the lines of that one say why."""
+
+
 def _escaped(character: re.Match[str]) -> str:
     return ascii(character[0])[1:-1]

@@ -43,6 +43,11 @@ def curve(stage: str) -> Path:
     return REPORTS / "plots" / f"{stage}.csv"
 
 
+def saved_states(stage: str) -> Path:
+    """Where a training stage saves its state as it goes, a folder per run: in the workspace that started it, which outlives a job's."""
+    return outside((STATE / stage).as_posix())
+
+
 def history(stage: str) -> Path:
     """Where a running stage appends its steps as it goes: .state/<stage>/history.jsonl."""
     return STATE / stage / "history.jsonl"

@@ -11,9 +11,13 @@ if not sys.stderr.isatty():
 
 from tqdm import tqdm
 
+from stages.core import rank
+
 
 def say(line: str) -> None:
-    """Writes one line to stderr, above a bar where one is shown."""
+    """Writes one line to stderr, above a bar where one is shown; of several processes the first speaks."""
+    if rank.number():
+        return
     tqdm.write(line, file=sys.stderr)
     sys.stderr.flush()
 
@@ -24,6 +28,6 @@ def bar(total: int, name: str, unit: str = "it") -> Iterator[Callable[..., objec
 
     Gives what to call at each step, or with the number of steps done.
     """
-    hidden = not sys.stderr.isatty()
+    hidden = not sys.stderr.isatty() or rank.number() > 0
     with tqdm(total=total, desc=name, file=sys.stderr, disable=hidden, leave=False, unit=unit, unit_scale=unit != "it") as shown:
         yield shown.update

@@ -18,9 +18,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
+from stages.core import layout, locks, rank, restore, stopping
 from stages.core import params as params_file
-from stages.core import restore
-from stages.core.errors import LeashError, SettingsError
+from stages.core.errors import LeashError, RanksError, SettingsError
+from stages.core.rank import Ending
+from stages.core.stopping import Stopped
 from stages.core.tether import die_with_parent
 
 P = TypeVar("P")
@@ -33,32 +35,35 @@ def _running() -> str | None:
     return name if package == "stages" else None
 
 
-def _stopped(stage: str, signum: int, _frame: object) -> None:
-    """Ends the process in one line and, under DVC, with what brings the earlier outputs back: also while modules are imported."""
-    how = "interrupted" if signum == signal.SIGINT else f"stopped by {signal.Signals(signum).name}"
-    _end(stage, [f"{stage}: {how}"], 128 + signum)
+def _stopped_early(stage: str, signum: int, _frame: object) -> None:
+    """Ends the process in one line and, under DVC, with what brings the earlier outputs back: while modules are imported."""
+    _end(stage, Ending(rank.STOPPED, [f"{stage}: {stopping.describe(signum)}"], []), 128 + signum)
 
 
 def _mistaken(stage: str, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Told of a mistake of our own: its traceback, as ever, and what any other failure ends with."""
     sys.__excepthook__(kind, error, trace)
-    _tell(stage, [])
+    if rank.launched_by() is None:
+        _tell(stage, Ending(rank.REFUSED, [], []))
 
 
 if (running := _running()) is not None:
     # A caller that closed them: libraries write to both.
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
-    for stopping in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(stopping, functools.partial(_stopped, running))
+    for signum in stopping.SIGNALS:
+        signal.signal(signum, functools.partial(_stopped_early, running))
     sys.excepthook = functools.partial(_mistaken, running)
-    if "DVC_STAGE" in os.environ:
-        die_with_parent(signal.SIGTERM)  # or a stage whose dvc was killed would go on writing beside the one of the next run
+    if rank.launched_by() or "DVC_STAGE" in os.environ:
+        # or a stage whose dvc was killed would go on writing beside the one of the next run
+        die_with_parent(signal.SIGTERM, rank.launched_by())
     # What torch and transformers make while they are imported lives as long as the process; looking for garbage among it is a
     # quarter of a stage's start. Stages import this module first, and `execute` turns the collector on, past what is there by then.
     gc.disable()
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+PATIENCE_SECONDS = 15.0
+"""How long a stage waits for another of its kind in the same folder: one whose dvc was killed is about to end."""
 
 
 class Document(NamedTuple):
@@ -68,15 +73,25 @@ class Document(NamedTuple):
     report: Mapping[str, Any]
 
 
-def run(stage: str, params: type[P], main: Callable[[P], Document]) -> NoReturn:
-    """Runs a stage that takes its settings from params.yaml alone, prints its document and exits."""
+def run(stage: str, params: type[P], main: Callable[[P], Document], spread: Callable[[P], Document | None] | None = None) -> NoReturn:
+    """Runs a stage that takes its settings from params.yaml alone, prints its document and exits.
+
+    One run at a time in a folder. `spread` may have other processes run `main` instead, and gives what they made; None where
+    this process is to do it itself.
+    """
     arguments = sys.argv[1:]
     if arguments in (["--help"], ["-h"]):
         print_help(main)
 
     def work() -> Document:
         refuse_arguments(stage, arguments)
-        return main(params_file.load(params))
+        loaded = params_file.load(params)
+        if spread and (document := spread(loaded)):
+            return document
+        if rank.number():  # the first of several processes holds the lock for all
+            return main(loaded)
+        with locks.held_alone(layout.STATE / f"{stage}.lock", stage, PATIENCE_SECONDS, lambda line: sys.stderr.write(line + "\n")):
+            return main(loaded)
 
     execute(stage, work)
 
@@ -95,7 +110,8 @@ def finish(stage: str, work: Callable[[], str]) -> NoReturn:
     """Does the work as `execute` does, and prints the text that it returns."""
     with _refusing(stage), _stdout_on_stderr():
         text = work()
-    show(stage, text)
+    if not rank.launched_by():  # the launcher prints it
+        show(stage, text)
     sys.exit(0)
 
 
@@ -113,7 +129,7 @@ def show(stage: str, text: str) -> None:
         sys.stdout.flush()
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter's last flush fails once more
-        _end(stage, [f"{stage}: its document could not be written to stdout: {error.strerror}"], 1)
+        _end(stage, Ending(rank.REFUSED, [f"{stage}: its document could not be written to stdout: {error.strerror}"], []), 1)
 
 
 def as_json(document: Mapping[str, Any]) -> str:
@@ -127,14 +143,20 @@ def _refusing(stage: str) -> Iterator[None]:
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
+    if _running() is not None:
+        for signum in stopping.SIGNALS:
+            signal.signal(signum, stopping.arrived)
     try:
         yield
+    except Stopped as stopped:
+        _end(stage, Ending(rank.STOPPED, [f"{stage}: {stopped.how()}"], _notes(stopped)), 128 + stopped.signum)
     except LeashError as error:
-        _end(stage, error.lines(), error.exit_code)
+        kind = rank.LOST if isinstance(error, RanksError) else rank.REFUSED
+        _end(stage, Ending(kind, error.lines(), _notes(error)), error.exit_code)
     except OSError as error:
         if error.filename is None and error.errno not in DISK_FULL:
             raise
-        _end(stage, [_cannot(stage, error)], 1)
+        _end(stage, Ending(rank.REFUSED, [_cannot(stage, error)], _notes(error)), 1)
 
 
 def print_help(main: Callable[..., object]) -> NoReturn:
@@ -153,15 +175,26 @@ def refuse_arguments(stage: str, arguments: Sequence[str]) -> None:
         )
 
 
-def _end(stage: str, lines: Sequence[str], code: int) -> NoReturn:
-    _tell(stage, lines)
+def _notes(error: BaseException) -> list[str]:
+    return list(getattr(error, "__notes__", ()))
+
+
+def _end(stage: str, ending: Ending, code: int) -> NoReturn:
+    _tell(stage, ending)
     sys.exit(code)
 
 
-def _tell(stage: str, lines: Sequence[str]) -> None:
-    """Writes the last lines of a run that failed to stderr and, under DVC, what brings the earlier outputs back."""
+def _tell(stage: str, ending: Ending) -> None:
+    """Writes the last lines of a run that failed to stderr and, under DVC, what brings the earlier outputs back.
+
+    One of several processes leaves them to its launcher.
+    """
+    if rank.launched_by() is not None:
+        rank.leave(ending)
+        return
+    lines = [*ending.lines[:-1], "; ".join([*ending.lines[-1:], *ending.notes])] if ending.lines else []
     if "DVC_STAGE" in os.environ:
-        lines = [*lines, *restore.advice(stage)]
+        lines += restore.advice(stage)
     sys.stderr.write("".join(f"{line}\n" for line in lines))
 
 

@@ -6,12 +6,12 @@ Checked in both directions, before they reach disk and when they are read; never
 import dataclasses
 import hashlib
 import json
+import math
 import re
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import safetensors.numpy
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from stages.core.errors import ArtifactError
-from stages.core.settings.schema import MOST
+from stages.core.settings.schema import LARGEST, MOST
 from stages.files import outputs
 from stages.files.base_record import BaseRecord
 
@@ -49,6 +49,10 @@ class Artifact:
     hidden_size: int
     report: Mapping[str, Any]
     tensors: Tensors = dataclasses.field(repr=False)
+
+    def shapes(self) -> dict[str, list[int]]:
+        """The shape of every tensor, as the sidecar has it."""
+        return {name: list(self.tensors[name].shape) for name in sorted(self.tensors)}
 
     def problems(self) -> list[str]:
         """What makes it no artifact of its kind; empty where nothing does."""
@@ -80,7 +84,27 @@ class Artifact:
                 found.append(f"tensor {name} is {tensor.dtype}, expected float32")
             elif not np.isfinite(tensor).all():
                 found.append(f"tensor {name} holds numbers that are not finite")
-        return found
+        return found or self._contradictions()
+
+    def _contradictions(self) -> list[str]:
+        """Where its fields, its tensors and its report say different things."""
+        foreign = [name for name in self.tensors if name != HEAD and not self._adapts(name)]
+        return [
+            *(f"tensor {name} is of none of its targets ({', '.join(self.targets)}) in its layers {self.layers}" for name in foreign),
+            *(
+                f"field {name} is {getattr(self, name)!r:.60}, and {self.report[name]!r:.60} in its report"
+                for name in ("rank", "alpha", "targets", "layers")
+                if name in self.report and self.report[name] != getattr(self, name)
+            ),
+        ]
+
+    def _adapts(self, name: str) -> bool:
+        """Whether a factor is of one of the targets, in one of the layers; the number of its layer is the first in its name."""
+        factor = FACTOR.fullmatch(name)
+        assert factor is not None
+        module = factor["module"]
+        number = next((int(part) for part in module.split(".") if part.isdecimal()), None)
+        return number in self.layers and any(module.endswith(f".{target}") for target in self.targets)
 
 
 def write(path: Path, artifact: Artifact) -> None:
@@ -93,9 +117,10 @@ def write(path: Path, artifact: Artifact) -> None:
         field.name: getattr(artifact, field.name) for field in dataclasses.fields(Artifact) if field.name not in ("tensors", "report")
     }
     sidecar: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "product": PRODUCT, **fields}
+    sidecar["shapes"] = artifact.shapes()
     sidecar["weights_sha256"] = hashlib.sha256(weights).hexdigest()
     sidecar["report"] = dict(artifact.report)
-    sidecar["digest"] = digest(sidecar)
+    sidecar["digest"] = outputs.digest(sidecar)
     with outputs.together():
         outputs.write_json(sidecar_path(path), sidecar)
         outputs.write_bytes(path, weights)
@@ -115,7 +140,7 @@ def read(path: Path, kind: str) -> Artifact:
     except (SafetensorError, ValueError, TypeError) as error:
         raise ArtifactError(f"{path}: not a safetensors file ({error}); bring it back with `dvc checkout {path.parent}`") from error
     artifact = _from_sidecar(sidecar_path(path), sidecar, tensors)
-    found = artifact.problems()
+    found = artifact.problems() or _other_tensors(sidecar["shapes"], artifact.shapes())
     if not found and hashlib.sha256(content).hexdigest() != sidecar.get("weights_sha256"):
         found = [f"its weights are not the ones that {sidecar_path(path).name} was written for"]
     if found:
@@ -142,12 +167,6 @@ def sidecar_path(path: Path) -> Path:
     return path.with_suffix(".json")
 
 
-def digest(sidecar: Mapping[str, Any]) -> str:
-    """sha256 over a sidecar's own fields, `digest` itself left out."""
-    fields = {key: value for key, value in sidecar.items() if key != "digest"}
-    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
-
-
 def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
@@ -160,20 +179,53 @@ def _read_bytes(path: Path) -> bytes:
 def _read_sidecar(path: Path) -> dict[str, Any]:
     content = _read_bytes(path)
     try:
-        sidecar = json.loads(content)
+        sidecar = json.loads(content, object_pairs_hook=_once, parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{path}: not a sidecar: {error}") from error
     if not isinstance(sidecar, dict):
         raise ArtifactError(f"{path}: not a sidecar: expected an object")
     if sidecar.get("product") != PRODUCT or sidecar.get("schema_version") != SCHEMA_VERSION:
         raise ArtifactError(f"{path}: not a sidecar of this product and version (expected {PRODUCT}, schema_version {SCHEMA_VERSION})")
-    if sidecar.get("digest") != digest(sidecar):
+    if sidecar.get("digest") != outputs.digest(sidecar):
         raise ArtifactError(f"{path}: its fields do not match their digest; the file was changed after it was written")
     return sidecar
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return found
+
+
+def _no_number(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(f"{digits[:20]} is beyond what a number can be")
+    return number
+
+
+def _other_tensors(declared: Mapping[str, list[int]], found: Mapping[str, list[int]]) -> list[str]:
+    """How the tensors of the file differ from those that its sidecar was written for."""
+    return [
+        *(f"tensor {name} is missing" for name in declared if name not in found),
+        *(f"tensor {name} is not one of its sidecar's" for name in found if name not in declared),
+        *(
+            f"tensor {name} has shape {found[name]}, and {declared[name]} in its sidecar"
+            for name in declared
+            if name in found and found[name] != declared[name]
+        ),
+    ]
+
+
 def _from_sidecar(path: Path, sidecar: Mapping[str, Any], tensors: Tensors) -> Artifact:
     wrong = [name for name, is_one in FIELDS.items() if name not in sidecar or not is_one(sidecar[name])]
+    if not _are_shapes(sidecar.get("shapes")):
+        wrong.append("shapes")
     if sidecar.get("kind", ADAPTER) not in tuple(KINDS):  # it may be a list, which a mapping would not be asked for
         wrong.append("kind")
     if wrong:
@@ -189,12 +241,16 @@ def _is_count(value: object, low: int = 1) -> bool:
     return type(value) is int and low <= value <= MOST
 
 
+def _are_shapes(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(shape, list) and all(_is_count(size) for size in shape) for shape in value.values())
+
+
 FIELDS: dict[str, Callable[[Any], bool]] = {
     "model": _is_text,
     "model_revision": lambda value: value is None or _is_text(value),
     "base_fingerprint": _is_text,
     "rank": _is_count,
-    "alpha": lambda value: type(value) in (int, float) and 0 < value <= sys.float_info.max,
+    "alpha": lambda value: type(value) in (int, float) and 0 < value <= LARGEST,
     "targets": lambda value: isinstance(value, list) and all(map(_is_text, value)),
     "layers": lambda value: isinstance(value, list) and all(_is_count(number, 0) for number in value),
     "hidden_size": _is_count,

@@ -1,6 +1,7 @@
 """Writing what DVC and Git keep: whole files under a temporary name, then renamed; the same values give the same bytes."""
 
 import csv
+import hashlib
 import io
 import json
 import math
@@ -33,3 +34,9 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, An
         assert all(math.isfinite(value) for value in row.values() if isinstance(value, float)), row
         writer.writerow(row)
     write_bytes(path, text.getvalue().encode())
+
+
+def digest(fields: Mapping[str, Any]) -> str:
+    """sha256 over the fields of an object, however it is laid out; the field `digest` itself, where it has one, left out."""
+    own = {key: value for key, value in fields.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()

@@ -25,6 +25,10 @@ class Advantages(NamedTuple):
     denominator: float
     """G*std, at least 0; where it is 0 every numerator is exactly 0."""
 
+    def of(self, draws: slice) -> "Advantages":
+        """Those of some draws of the group."""
+        return Advantages(self.numerator[draws], self.denominator)
+
     def values(self) -> Tensor:
         """The advantages themselves, float64 [G]; exactly zero in a group of equal rewards."""
         return self.numerator / self.denominator if self.denominator else self.numerator

@@ -30,6 +30,8 @@ class RewardSource:
 
     name: str
     artifact: Artifact | None
+    files: tuple[Path, ...] = ()
+    """Those of the artifact."""
 
     def attach(self, adapters: Adapters, adapter_name: str = ADAPTER_NAME) -> "Scorer":
         """Puts the reward's adapters, if it has any, beside the others in the one copy of the base, under a name of their own."""
@@ -82,7 +84,7 @@ def open_source(setting: str, base: BaseRecord) -> RewardSource:
     for key, now in (("chat_template", base.chat_template), ("precision", base.precision)):
         if artifact.report.get(key) != now:
             say(f"{path}: trained with base.{key} {artifact.report.get(key)}, and scores here with {now}")
-    return RewardSource(MODEL + path.as_posix(), artifact)
+    return RewardSource(MODEL + path.as_posix(), artifact, (path, artifacts.sidecar_path(path)))
 
 
 def reopen(name: str, base: BaseRecord) -> RewardSource:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from stages.core import rank
 from stages.core.errors import DeviceError
 from stages.core.progress import say
 from stages.core.settings.runtime import Runtime
@@ -56,6 +57,9 @@ def prepare(runtime: Runtime) -> torch.device:
     set_threads(runtime)
     try:
         device = torch.device(runtime.device)
+        if device.type == "cuda" and rank.launched_by() is not None:  # one of several processes, each with a device of its own
+            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            torch.cuda.set_device(device)
         torch.zeros(1, device=device).cpu()  # there and back: the meta device holds no numbers
     except (RuntimeError, AssertionError, ImportError) as error:
         reason = str(error).splitlines()[0]

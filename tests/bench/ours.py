@@ -16,7 +16,7 @@ from stages.core.settings.grpo import Grpo
 from stages.core.settings.reward import Reward
 from stages.core.settings.runtime import Runtime
 from stages.learning import grpo_loop, reward_loop
-from stages.learning.fitting import FittingPrompts
+from stages.learning.fitting import FittingPairs, FittingPrompts
 from stages.learning.reward_source import Scorer
 from stages.model import adapters, passes
 from stages.model.adapters import Adapters
@@ -36,8 +36,8 @@ class Clock:
         self.beside: list[float] = []
         self.begin()
 
-    def begin(self) -> None:
-        """Starts anew."""
+    def begin(self, _steps: Any = ()) -> None:
+        """Starts anew; the loop calls it when the adapters are there, as TRL's are before train() is called."""
         self.start = self._begun = time.perf_counter()
 
     def append(self, _row: Any) -> None:
@@ -48,7 +48,17 @@ class Clock:
 
 
 def main(job: dict[str, Any]) -> None:
-    runtime = Runtime(device="cpu", threads=job["threads"], logits_chunk=128, activation_checkpointing=job.get("checkpointing", False))
+    runtime = Runtime(
+        device="cpu",
+        threads=job["threads"],
+        logits_chunk=128,
+        activation_checkpointing=job.get("checkpointing", False),
+        checkpoint_every=1,
+        processes=1,
+        nodes=1,
+        rendezvous=None,
+        shard=False,
+    )
     torch.set_num_threads(job["threads"])
     model = AutoModelForCausalLM.from_pretrained(job["checkpoint"], dtype=torch.float32).eval().requires_grad_(False)
     gc.freeze()  # as a stage does with what its imports made
@@ -88,14 +98,6 @@ def grpo(job: dict[str, Any], model: PreTrainedModel, runtime: Runtime) -> dict[
     clock: Any = Clock((lambda: sum(floor.measure(model, shape))) if job["floor"] else None)
 
     adapted = Adapters(passes.choose(model, runtime))
-    put_in = adapted.add_fresh
-
-    def begin(*arguments: Any) -> Any:
-        found = put_in(*arguments)
-        clock.begin()  # TRL too has its adapters before train() is called
-        return found
-
-    adapted.add_fresh = begin  # type: ignore[method-assign]
     grpo_loop.fit(adapted, plan, Scorer(adapted, None), prompts, ends, settings, clock)
     return measured(clock.start) | {"step_seconds": clock.seconds, "floor_seconds": clock.beside}
 
@@ -126,7 +128,7 @@ def reward(job: dict[str, Any], model: PreTrainedModel, runtime: Runtime) -> dic
     plan = adapters.plan(model, "reward", 8, 16.0, settings.targets, "all")
     reward_model = RewardModel.fresh(Adapters(passes.choose(model, runtime)), plan, 0)
     clock: Any = Clock()
-    reward_loop.fit(reward_model, plan, pairs, settings, clock)
+    reward_loop.fit(reward_model, plan, FittingPairs(pairs, list(range(len(pairs))), 0, {}), settings, clock)
     return measured(clock.start)
 
 

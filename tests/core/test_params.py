@@ -11,7 +11,17 @@ from stages.core.settings.base import CheckpointBase, ToyBase
 from stages.core.settings.export import Export
 from stages.core.settings.runtime import Runtime
 
-RUNTIME = {"device": "cpu", "threads": None, "logits_chunk": 64, "activation_checkpointing": False}
+RUNTIME = {
+    "device": "cpu",
+    "threads": None,
+    "logits_chunk": 64,
+    "activation_checkpointing": False,
+    "checkpoint_every": 1,
+    "processes": 1,
+    "nodes": 1,
+    "rendezvous": None,
+    "shard": False,
+}
 VALUES = {
     "base": {"seed": 1, "fit_steps": 0, "precision": "f32", "chat_template": "auto"},
     "export": {},
@@ -41,7 +51,7 @@ def refused(path):
 
 def test_the_sections_of_a_stage_are_read_and_no_others(tmp_path):
     found = params.load(Params, write(tmp_path / "params.yaml"))
-    assert found == Params(ToyBase(1, 0, "f32", "auto"), Export(), Runtime("cpu", None, 64, False))
+    assert found == Params(ToyBase(1, 0, "f32", "auto"), Export(), Runtime("cpu", None, 64, False, 1, 1, 1, None, False))
 
 
 def test_a_base_with_a_model_is_a_checkpoint(tmp_path):

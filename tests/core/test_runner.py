@@ -36,6 +36,11 @@ if __name__ == "__main__":
     runner.run("sample", Params, main)
 '''
 
+PARAMS = (
+    "runtime: {device: cpu, threads: 3, logits_chunk: 64, activation_checkpointing: false, checkpoint_every: 1, processes: 1, "
+    "nodes: 1, rendezvous: null, shard: false}"
+)
+
 
 def environment(**more):
     kept = {key: value for key, value in os.environ.items() if key != "DVC_STAGE"}
@@ -49,7 +54,7 @@ COMMAND = [sys.executable, "-m", "stages.sample"]
 def project(tmp_path):
     """A folder with a copy of stages/, to which a test adds stages/sample.py, and the settings that this reads."""
     shutil.copytree(ROOT / "stages", tmp_path / "stages", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "params.yaml").write_text("runtime:\n  device: cpu\n  threads: 3\n  logits_chunk: 64\n  activation_checkpointing: false\n")
+    (tmp_path / "params.yaml").write_text(PARAMS)
     return tmp_path
 
 
@@ -94,7 +99,7 @@ def test_help_prints_what_the_stage_is_for(stage, flag):
 
 
 def test_params_that_cannot_be_read_are_refused_before_main(stage, tmp_path):
-    (tmp_path / "params.yaml").write_text("runtime:\n  device: cpu\n  logits_chunk: 64\n  activation_checkpointing: false\n")
+    (tmp_path / "params.yaml").write_text(PARAMS.replace("threads: 3, ", ""))
     done = stage("raise AssertionError")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("runtime.threads is missing: ")

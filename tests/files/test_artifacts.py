@@ -17,7 +17,7 @@ from safetensors import safe_open
 
 from stages.core import layout
 from stages.core.errors import ArtifactError
-from stages.files import artifacts
+from stages.files import artifacts, outputs
 from stages.files.artifacts import ADAPTER, HEAD, REWARD, Artifact
 from tests import tiny
 
@@ -58,7 +58,7 @@ def resign(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     """Changes the sidecar as someone would who knows how its digest is made."""
     sidecar = json.loads(path.with_suffix(".json").read_text())
     change(sidecar)
-    sidecar["digest"] = artifacts.digest(sidecar)
+    sidecar["digest"] = outputs.digest(sidecar)
     path.with_suffix(".json").write_text(json.dumps(sidecar))
 
 
@@ -100,8 +100,9 @@ def test_the_sidecar_has_the_documented_fields_and_a_digest_over_them(path: Path
     sidecar = json.loads(path.with_suffix(".json").read_text())
     assert list(sidecar) == (
         "schema_version product kind model model_revision base_fingerprint rank alpha targets layers hidden_size "
-        "weights_sha256 report digest".split()
+        "shapes weights_sha256 report digest".split()
     )
+    assert sidecar["shapes"] == {QUERY_A: [2, 4], QUERY_B: [6, 2], HEAD: [1, 4]}
     assert sidecar["weights_sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -311,7 +312,7 @@ def test_another_layout_of_the_sidecar_is_the_same_sidecar(path: Path):
         ("rank", 0),
         ("alpha", "4"),
         ("alpha", True),
-        ("alpha", float("nan")),
+        ("alpha", 1e31),
         ("alpha", 0),
         ("targets", "q_proj"),
         ("targets", [1]),
@@ -327,6 +328,65 @@ def test_a_field_of_another_type_is_refused_by_name(path: Path, field: str, valu
     artifacts.write(path, artifact())
     resign(path, lambda sidecar: sidecar.update({field: value}))
     assert refusal(path) == f"{path.with_suffix('.json')}: field {field} is missing or of another type"
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda held: held.pop(QUERY_A), f"tensor {QUERY_A} is missing"),
+        (lambda held: held.update(more=held[QUERY_A]), "tensor more is no LoRA factor (expected "),
+        (
+            lambda held: held.update({name.replace("layers.0", "layers.1"): tensor for name, tensor in tensors().items()}),
+            f"tensor {QUERY_B.replace('layers.0', 'layers.1')} is of none of its targets (q_proj) in its layers [0]",
+        ),
+        (lambda held: held.update({QUERY_A: held[QUERY_A][:, :3].copy()}), f"tensor {QUERY_A} has shape [2, 3], and [2, 4] in its sidecar"),
+        (lambda held: held.update({QUERY_A: held[QUERY_A] + 1}), "its weights are not the ones that policy.json was written for"),
+    ],
+)
+def test_other_tensors_than_the_sidecar_was_written_for_are_named(path: Path, change: Callable[[dict[str, Any]], Any], problem: str):
+    artifacts.write(path, artifact())
+    held = tensors()
+    change(held)
+    path.write_bytes(safetensors.numpy.save(held))
+    with pytest.raises(ArtifactError) as caught:
+        artifacts.read(path, ADAPTER)
+    assert any(line.startswith(f"{path}: {problem}") for line in caught.value.lines())
+
+
+def test_a_module_that_lost_both_its_factors_is_named(path: Path):
+    both = {**tensors(), **{name.replace("layers.0", "layers.1"): tensor for name, tensor in tensors().items()}}
+    artifacts.write(path, artifact(tensors=both, layers=[0, 1]))
+    path.write_bytes(safetensors.numpy.save(tensors()))
+    with pytest.raises(ArtifactError) as caught:
+        artifacts.read(path, ADAPTER)
+    other = QUERY_A.replace("layers.0", "layers.1")
+    assert caught.value.lines() == [f"{path}: tensor {name} is missing" for name in (other, other.replace("lora_A", "lora_B"))]
+
+
+@pytest.mark.parametrize("field", ["rank", "alpha", "targets", "layers"])
+def test_a_field_that_contradicts_the_report_is_refused(path: Path, field: str):
+    """Someone who makes the digest anew has to change both."""
+    fields = {"rank": 2, "alpha": 4.0, "targets": ["q_proj"], "layers": [0]}
+    artifacts.write(path, artifact(report=fields))
+    resign(path, lambda sidecar: sidecar["report"].update({field: "other"}))
+    assert refusal(path) == f"{path}: field {field} is {fields[field]!r}, and 'other' in its report"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "phrase"),
+    [
+        ('"rank": 2', '"rank": 2, "rank": 2', "a key stands twice in one object"),
+        ('"alpha": 4.0', '"alpha": NaN', "NaN is no number of JSON"),
+        ('"alpha": 4.0', '"alpha": -Infinity', "-Infinity is no number of JSON"),
+        ('"alpha": 4.0', '"alpha": 1e999', "1e999 is beyond what a number can be"),
+    ],
+)
+def test_what_json_has_not_is_refused_in_a_sidecar(path: Path, old: str, new: str, phrase: str):
+    artifacts.write(path, artifact())
+    text = path.with_suffix(".json").read_text()
+    assert old in text
+    path.with_suffix(".json").write_text(text.replace(old, new))
+    assert refusal(path) == f"{path.with_suffix('.json')}: not a sidecar: {phrase}"
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,10 @@ from stages.core.settings.grpo import Grpo
 from stages.core.settings.reward import Reward
 from stages.files.base_record import BaseRecord
 from stages.learning import grpo_loop, reward_loop
-from stages.learning.fitting import FittingPrompts
+from stages.learning.fitting import FittingPairs, FittingPrompts
 from stages.learning.optimizer import Optimizer
+from stages.learning.ranks import ALONE, Ranks
+from stages.learning.resume import UNSAVED, Saving
 from stages.learning.reward_source import Scorer
 from stages.model import adapters, toy
 from stages.model.adapters import Adapters, Plan
@@ -60,6 +62,11 @@ def calm_pairs(count: int = 8) -> list[EncodedPair]:
     """Up to nine pairs, calm against harsh, encoded; the ninth differs in length."""
     sides = [*zip(CALM, HARSH, strict=True), ("please wait . it is lovely .", "just move .")][:count]
     return [EncodedPair([BEGIN, *ids(calm), END], [BEGIN, *ids(harsh), END]) for calm, harsh in sides]
+
+
+def fitting_pairs(pairs: list[EncodedPair]) -> FittingPairs:
+    """The pairs as those that fit; their places in the file are 10, 11, ..., so that place and number differ."""
+    return FittingPairs(pairs, list(range(10, 10 + len(pairs))), 0, {})
 
 
 def fitting_prompts(count: int = 6) -> FittingPrompts:
@@ -183,12 +190,13 @@ class Watched(Optimizer):
 
     seen: list[Snapshot]
 
-    def step(self, step: int, where: str) -> float:
-        tensors = self.tensors()
-        gradients = [parameter.grad.clone() for parameter in self._parameters]
-        norm = super().step(step, where)
-        type(self).seen.append(Snapshot(step, where, tensors, gradients, self.tensors()))
-        return norm
+    def clip(self, step: int, where: str) -> float:
+        self.before = where, self.tensors(), [parameter.grad.clone() for parameter in self._parameters]
+        return super().clip(step, where)
+
+    def step(self, step: int) -> None:
+        super().step(step)
+        type(self).seen.append(Snapshot(step, *self.before, self.tensors()))
 
     def tensors(self) -> list[Tensor]:
         return [parameter.detach().clone() for parameter in self._parameters]
@@ -200,6 +208,13 @@ def watching(monkeypatch: Any, module: Any):
     seen: list[Snapshot] = []
     monkeypatch.setattr(module, "Optimizer", type("Watched", (Watched,), {"seen": seen}))
     yield seen
+
+
+class Appended(list[dict[str, Any]]):
+    """Stands where the history is."""
+
+    def begin(self, steps: Any) -> None:
+        self[:] = steps
 
 
 @dataclass
@@ -218,14 +233,14 @@ class Trained:
         return {name: tensor.tobytes() for name, tensor in self.tensors.items()}
 
 
-def train_reward(pairs: list[EncodedPair], weight_seed: int = 0, **changes: Any) -> Trained:
+def train_reward(pairs: list[EncodedPair], weight_seed: int = 0, saving: Saving = UNSAVED, ranks: Ranks = ALONE, **changes: Any) -> Trained:
     settings = reward_settings(**changes)
     model = frozen_toy(weight_seed)
     plan = toy_plan(model, settings.rank, settings.alpha)
     reward_model = RewardModel.fresh(tiny.adapted(model), plan, settings.seed)
-    appended: list[dict[str, Any]] = []
+    appended = Appended()
     with contextlib.redirect_stderr(io.StringIO()) as stderr:
-        run = reward_loop.fit(reward_model, plan, pairs, settings, appended)
+        run = reward_loop.fit(reward_model, plan, fitting_pairs(pairs), settings, appended, saving, ranks)
     tensors = adapters.to_numpy(reward_model.trainable())
     return Trained(model, reward_model.adapters, plan, run, tensors, appended, stderr.getvalue().splitlines())
 
@@ -236,16 +251,26 @@ def train_policy(
     weight_seed: int = 0,
     end_tokens: tuple[int, ...] = (END,),
     adapted: Adapters | None = None,
+    saving: Saving = UNSAVED,
+    ranks: Ranks = ALONE,
     **changes: Any,
 ) -> Trained:
     """A GRPO run; under `length` where no scorer is given."""
     settings = grpo_settings(**changes)
     adapted = adapted or tiny.adapted(frozen_toy(weight_seed))
     plan = toy_plan(adapted.model, settings.rank, settings.alpha)
-    appended: list[dict[str, Any]] = []
+    appended = Appended()
     with contextlib.redirect_stderr(io.StringIO()) as stderr:
         run = grpo_loop.fit(
-            adapted, plan, scorer or Scorer(adapted, None), prompts or fitting_prompts(), list(end_tokens), settings, appended
+            adapted,
+            plan,
+            scorer or Scorer(adapted, None),
+            prompts or fitting_prompts(),
+            list(end_tokens),
+            settings,
+            appended,
+            saving,
+            ranks,
         )
     tensors = adapters.to_numpy(adapted.factors(grpo_loop.ADAPTER_NAME))
     return Trained(adapted.model, adapted, plan, run, tensors, appended, stderr.getvalue().splitlines())

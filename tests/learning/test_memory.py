@@ -23,6 +23,9 @@ class Watch:
     def __init__(self) -> None:
         self.megabytes: list[float] = []
 
+    def begin(self, _steps: Any) -> None:
+        pass
+
     def append(self, _row: dict[str, Any]) -> None:
         self.megabytes.append(int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20)
 
@@ -39,7 +42,7 @@ def test_memory_is_flat_over_300_steps(stage: str):
         grpo_loop.fit(adapted, plan, Scorer(adapted, None), runs.fitting_prompts(), [runs.END], settings, watch)
     else:
         model = RewardModel.fresh(adapted, plan, 0)
-        reward_loop.fit(model, plan, runs.calm_pairs(), runs.reward_settings(epochs=150), watch)
+        reward_loop.fit(model, plan, runs.fitting_pairs(runs.calm_pairs()), runs.reward_settings(epochs=150), watch)
     assert len(watch.megabytes) == 300
     before, after = max(watch.megabytes[50:100]), max(watch.megabytes[250:])
     assert after < before + 4  # 200 steps that kept what each has for its gradient would add tens of megabytes

@@ -28,6 +28,12 @@ def parameters() -> dict[str, nn.Parameter]:
     return {str(shape): nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES}
 
 
+def stepped(optimizer: Optimizer, step: int, where: str = "here") -> float:
+    norm = optimizer.clip(step, where)
+    optimizer.step(step)
+    return norm
+
+
 def give_gradients(tensors, step: int) -> None:
     generator = torch.Generator().manual_seed(100 + step)
     for tensor in tensors:
@@ -42,7 +48,7 @@ def test_steps_are_those_of_torchs_adamw_and_clipping_called_directly(weight_dec
     for step in range(3):
         give_gradients(ours.values(), step)
         give_gradients(theirs, step)
-        optimizer.step(step, "here")
+        stepped(optimizer, step)
         nn.utils.clip_grad_norm_(theirs, max_grad_norm)
         adamw.param_groups[0]["lr"] = schedule.learning_rate(step, 5, 0.1, 2)
         adamw.step()
@@ -57,7 +63,7 @@ def test_decay_and_clipping_change_the_weights():
         optimizer = Optimizer(tensors, 5, Plan(weight_decay, max_grad_norm), "grpo")
         for step in range(2):
             give_gradients(tensors.values(), step * 7)
-            optimizer.step(step, "here")
+            stepped(optimizer, step)
         return torch.cat([tensor.detach().flatten() for tensor in tensors.values()])
 
     plain = after(0.0, 1e9)
@@ -68,7 +74,7 @@ def test_decay_and_clipping_change_the_weights():
 def test_the_norm_returned_is_the_one_before_clipping():
     tensor = nn.Parameter(torch.zeros(2))
     tensor.grad = torch.tensor([3.0, 4.0])  # norm 5
-    assert Optimizer({"t": tensor}, 5, Plan(0.0, 0.5), "grpo").step(0, "here") == pytest.approx(5.0)
+    assert stepped(Optimizer({"t": tensor}, 5, Plan(0.0, 0.5), "grpo"), 0, "here") == pytest.approx(5.0)
 
 
 def test_a_step_follows_the_planned_index_and_not_the_number_of_steps_taken():
@@ -76,7 +82,7 @@ def test_a_step_follows_the_planned_index_and_not_the_number_of_steps_taken():
     tensor = nn.Parameter(torch.zeros(1))
     tensor.grad = torch.tensor([1.0])
     optimizer = Optimizer({"t": tensor}, 5, Plan(0.0, 1e9), "grpo")
-    optimizer.step(4, "here")
+    stepped(optimizer, 4)
     rate = schedule.learning_rate(4, 5, 0.1, 2)
     assert optimizer.rate(4) == rate
     assert tensor.item() == pytest.approx(-rate)
@@ -89,14 +95,14 @@ def test_a_gradient_that_is_not_finite_stops_before_any_weight_moves(broken):
     tensors["(2,)"].grad[1] = broken
     before = [tensor.detach().clone() for tensor in tensors.values()]
     with pytest.raises(TrainingError, match=r"^iteration 1/3 step 2/18: the gradient is not finite .*no weight was moved"):
-        Optimizer(tensors, 5, Plan(0.1, 1.0), "grpo").step(1, "iteration 1/3 step 2/18")
+        stepped(Optimizer(tensors, 5, Plan(0.1, 1.0), "grpo"), 1, "iteration 1/3 step 2/18")
     assert all(torch.equal(tensor, old) for tensor, old in zip(tensors.values(), before, strict=True))
 
 
 def test_gradients_are_cleared_after_a_step():
     tensors = parameters()
     give_gradients(tensors.values(), 0)
-    Optimizer(tensors, 5, Plan(0.0, 1.0), "grpo").step(0, "here")
+    stepped(Optimizer(tensors, 5, Plan(0.0, 1.0), "grpo"), 0, "here")
     assert all(tensor.grad is None for tensor in tensors.values())
 
 
@@ -105,7 +111,7 @@ def test_a_first_gradient_of_zero_leaves_every_byte_where_nothing_decays():
     before = [tensor.detach().numpy().tobytes() for tensor in tensors.values()]
     for tensor in tensors.values():
         tensor.grad = torch.zeros_like(tensor)
-    Optimizer(tensors, 5, Plan(0.0, 1.0), "grpo").step(0, "here")
+    stepped(Optimizer(tensors, 5, Plan(0.0, 1.0), "grpo"), 0, "here")
     assert [tensor.detach().numpy().tobytes() for tensor in tensors.values()] == before
 
 
@@ -121,4 +127,4 @@ def test_before_the_first_step_the_learning_rate_is_not_blamed():
     tensors["(2,)"].grad[1] = float("nan")
     for step, last in ((0, "look at grpo.alpha and at the base's own weights"), (1, "lower grpo.learning_rate")):
         with pytest.raises(TrainingError, match=rf"(; no weight was moved; |so ){last}$"):
-            Optimizer(tensors, 5, Plan(), "grpo").step(step, "here")
+            stepped(Optimizer(tensors, 5, Plan(), "grpo"), step, "here")

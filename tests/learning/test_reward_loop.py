@@ -101,7 +101,7 @@ def test_steps_reach_the_history_file_as_they_are_taken(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     reward_model = RewardModel.fresh(tiny.adapted(runs.frozen_toy()), plan := runs.toy_plan(runs.frozen_toy()), 42)
     history = HistoryFile("reward")
-    run = reward_loop.fit(reward_model, plan, calm_pairs(2), runs.reward_settings(epochs=2), history)
+    run = reward_loop.fit(reward_model, plan, runs.fitting_pairs(calm_pairs(2)), runs.reward_settings(epochs=2), history)
     assert [json.loads(line) for line in history.path.read_text().splitlines()] == run.steps
 
 
@@ -142,7 +142,9 @@ def test_a_window_ends_with_its_epoch_and_divides_by_its_own_pairs(monkeypatch):
     model = runs.frozen_toy()
     reward_model = RewardModel.fresh(tiny.adapted(model), plan := runs.toy_plan(model), 42)
     with runs.watching(monkeypatch, reward_loop) as seen:
-        run = reward_loop.fit(reward_model, plan, pairs, runs.reward_settings(epochs=2, accumulation=3, batch_size=2), [])
+        run = reward_loop.fit(
+            reward_model, plan, runs.fitting_pairs(pairs), runs.reward_settings(epochs=2, accumulation=3, batch_size=2), runs.Appended()
+        )
     # 5 pairs by 3: windows of 3 and 2 in each epoch
     orders = [[pairs[index] for index in shuffled(5, 42, epoch)] for epoch in range(2)]
     windows = [window for order in orders for window in (order[:3], order[3:])]
@@ -161,7 +163,7 @@ def test_reported_scores_are_those_of_the_final_epoch_before_each_step(monkeypat
     model = runs.frozen_toy()
     reward_model = RewardModel.fresh(tiny.adapted(model), plan := runs.toy_plan(model), 42)
     with runs.watching(monkeypatch, reward_loop) as seen:
-        run = reward_loop.fit(reward_model, plan, pairs, runs.reward_settings(epochs=2), [])
+        run = reward_loop.fit(reward_model, plan, runs.fitting_pairs(pairs), runs.reward_settings(epochs=2), runs.Appended())
     order = [pairs[index] for index in shuffled(8, 42, 1)]
     chosen, rejected = [], []
     for snapshot, window in zip(seen[2:], (order[:4], order[4:]), strict=True):
@@ -211,7 +213,7 @@ def test_a_loss_that_is_not_finite_stops_and_names_the_step_and_the_pair():
     with pytest.raises(
         TrainingError, match=r"^epoch 1/3 step 1/6: the loss of training pair \d is not finite; no weight was moved; no step was taken yet"
     ):
-        reward_loop.fit(reward_model, plan, calm_pairs(), runs.reward_settings(), [])
+        reward_loop.fit(reward_model, plan, runs.fitting_pairs(calm_pairs()), runs.reward_settings(), runs.Appended())
     after = list(reward_model.trainable().values())
     assert all(torch.equal(now.nan_to_num(-9), then.nan_to_num(-9)) for now, then in zip(after, before, strict=True))
 

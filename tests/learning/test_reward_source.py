@@ -9,7 +9,7 @@ import safetensors.numpy
 import torch
 
 from stages.core.errors import ArtifactError, SettingsError
-from stages.files import artifacts
+from stages.files import artifacts, outputs
 from stages.files.artifacts import ADAPTER, HEAD, REWARD, Artifact
 from stages.learning.reward_source import RewardSource, open_source, reopen
 from tests import tiny
@@ -97,7 +97,7 @@ def test_a_missing_head_is_no_fresh_head(tmp_path, trained):
     (tmp_path / path).write_bytes(weights)
     sidecar_path = (tmp_path / path).with_suffix(".json")
     sidecar = json.loads(sidecar_path.read_text()) | {"weights_sha256": hashlib.sha256(weights).hexdigest()}
-    sidecar_path.write_text(json.dumps(sidecar | {"digest": artifacts.digest(sidecar)}))
+    sidecar_path.write_text(json.dumps(sidecar | {"digest": outputs.digest(sidecar)}))
     with pytest.raises(ArtifactError, match=rf"^{path}: reward artifact is missing tensor reward\.head$"):
         open_source(path, base_record())
 

@@ -9,13 +9,16 @@ loss; and its numbers are float32 throughout.
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
 from stages.learning import grpo_loop
 from stages.learning.grpo_loop import Group
 from stages.learning.objective import group_advantages
-from stages.learning.reward_loop import _accumulate
+from stages.learning.ranks import ALONE, GradientSum
+from stages.learning.reward_loop import _accumulated
+from stages.learning.reward_source import Scorer
 from stages.model import toy
 from stages.model.groups import Completed, sharing
 from stages.model.reward_model import RewardModel
@@ -106,8 +109,12 @@ def test_the_grpo_loss_and_its_gradient_are_those_of_trl(policy, tmp_path, beta,
     theirs, trainer = trl_grpo_loss(policy, tmp_path, beta, rewards)
     their_gradient = torch.autograd.grad(theirs, factors)
     policy.use("policy")
-    group = Group(0, PROMPT, COMPLETIONS, torch.tensor(rewards, dtype=torch.float64))
-    (figures,) = grpo_loop._back_propagate(policy, [group], runs.grpo_settings(beta=beta, temperature=TEMPERATURE), "iteration 1/1", 0)
+    given = torch.tensor(rewards, dtype=torch.float64)
+    group = Group(0, PROMPT, COMPLETIONS, given, group_advantages(given))
+    settings = runs.grpo_settings(beta=beta, temperature=TEMPERATURE)
+    loop = grpo_loop._Loop(policy, Scorer(policy, None), runs.fitting_prompts(), [], settings, ALONE)
+    loss, (figures,) = loop._loss([group], "iteration 1/1", 0)
+    loss.backward()
     assert figures.loss == pytest.approx(theirs.item(), rel=1e-5, abs=1e-6)
     for factor, expected in zip(factors, their_gradient, strict=True):
         assert (factor.grad - expected).norm() <= 1e-4 * expected.norm() + 1e-8
@@ -150,8 +157,10 @@ def test_the_pairwise_loss_and_its_gradient_are_those_of_trls_reward_trainer(tmp
     their_gradient = torch.autograd.grad(theirs, trainable)
     assert trainer._metrics["eval"]["accuracy"] == [pytest.approx(accuracy(reward_model, pairs))]
 
-    chosen, rejected = _accumulate(reward_model, pairs, batch_size=4)
-    assert torch.nn.functional.softplus(rejected - chosen).mean().item() == pytest.approx(theirs.item(), rel=1e-5)
+    gradients = GradientSum(trainable, ALONE)
+    scores = _accumulated(reward_model, runs.fitting_pairs(pairs), range(len(pairs)), 4, "here", 0, gradients, ALONE)
+    gradients.finish()
+    assert np.log1p(np.exp(scores.rejected - scores.chosen)).mean() == pytest.approx(theirs.item(), rel=1e-5)
     for parameter, expected in zip(trainable, their_gradient, strict=True):
         assert (parameter.grad - expected).norm() <= 1e-4 * expected.norm() + 1e-8
 

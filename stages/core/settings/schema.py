@@ -152,7 +152,11 @@ def build_one_of(classes: Sequence[type[Any]], section: str, values: object, kno
         wrong = next((wrong for check in checks if (wrong := check(read[field.name])) is not None), None)
         if wrong is not None:
             problems.append(f"{key}: {wrong} (found {show(value)})")
-    return Built(None, problems) if problems else Built(cls(**read), [])
+    if problems:
+        return Built(None, problems)
+    value = cls(**read)
+    together = value.conflicts() if hasattr(value, "conflicts") else []
+    return Built(None if together else value, together)
 
 
 def keys(cls: type[Any]) -> set[str]:

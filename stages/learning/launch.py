@@ -1,0 +1,96 @@
+"""Runs a stage as several processes, through torchrun's own launcher (torch.distributed): `runtime.processes` on each of `runtime.nodes`.
+
+The process that was asked to run the stage waits for them, ends them when it is stopped, and tells what any of them refused.
+With one machine they meet on the loopback interface alone.
+"""
+
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous.api import RendezvousError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from stages.core import layout, rank
+from stages.core.errors import RanksError
+from stages.core.progress import say
+from stages.core.runner import Document
+from stages.core.settings.runtime import Runtime
+from stages.core.stopping import Stopped
+
+LOOPBACK = "lo" if sys.platform.startswith("linux") else "lo0"
+MEETING_SECONDS = 900
+"""How long the machines wait for each other."""
+SHUTDOWN_SECONDS = 30
+"""How long a process that was told to end may take to save its state."""
+
+
+def spread(stage: str, path: Path, runtime: Runtime) -> Document | None:
+    """Has several processes run the stage, and gives what the first of them wrote: `path`, and the report.
+
+    None where one process is to run it, and in each of the several. Raises RanksError where one of them fails.
+    """
+    if rank.launched_by() is not None or runtime.processes * runtime.nodes == 1:
+        return None
+    with tempfile.TemporaryDirectory(prefix="leash-") as endings:
+        _launch(stage, runtime, Path(endings))
+    return Document(path, json.loads(layout.report(stage).read_bytes()))
+
+
+def _launch(stage: str, runtime: Runtime, endings: Path) -> None:
+    for name in ("torch.distributed.elastic", "torch.distributed.launcher"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # what it warns of beside the lines of the processes
+    config = LaunchConfig(
+        min_nodes=runtime.nodes,
+        max_nodes=runtime.nodes,
+        nproc_per_node=runtime.processes,
+        run_id=f"leash-{stage}",
+        rdzv_backend="c10d",
+        rdzv_endpoint=runtime.rendezvous or "127.0.0.1:0",
+        rdzv_configs={"timeout": MEETING_SECONDS},
+        max_restarts=0,
+        local_addr=None if runtime.rendezvous else "127.0.0.1",
+        logs_specs=DefaultLogsSpecs(),
+        shutdown_timeout=SHUTDOWN_SECONDS,
+    )
+    machines = f" on each of {runtime.nodes} machines, which meet at {runtime.rendezvous}" if runtime.rendezvous else ""
+    say(f"starting {runtime.processes} processes{machines}")
+    os.environ[rank.LAUNCHER], os.environ[rank.ENDINGS] = str(os.getpid()), str(endings)
+    if runtime.rendezvous is None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
+    try:
+        elastic_launch(config, sys.executable)("-m", f"stages.{stage}")
+    except SignalException as error:
+        stopped = Stopped(error.sigval)
+        for note in _kept(endings):
+            stopped.add_note(note)
+        raise stopped from None
+    except ChildFailedError as error:
+        raise RanksError(_told(stage, error, runtime, endings)) from None
+    except (RendezvousError, OSError) as error:
+        raise RanksError(f"runtime.rendezvous: the processes did not meet ({type(error).__name__}: {error})") from error
+    finally:
+        del os.environ[rank.LAUNCHER], os.environ[rank.ENDINGS]
+
+
+def _told(stage: str, error: ChildFailedError, runtime: Runtime, endings: Path) -> list[str]:
+    """What the processes refused, each line once; where none did, which of them failed first, and how."""
+    refused = rank.endings(endings, [rank.REFUSED])
+    if refused:
+        return list(dict.fromkeys(line for ending in refused for line in ending.lines))
+    number, failure = error.get_first_failure()
+    how = f"was ended by {signal.Signals(-failure.exitcode).name}" if failure.exitcode < 0 else f"failed with exit code {failure.exitcode}"
+    who = f"{stage}: process {number} of {runtime.processes * runtime.nodes} {how}, and the others were ended with it"
+    return ["; ".join([who, *_kept(endings)])]
+
+
+def _kept(endings: Path) -> list[str]:
+    """What the processes say of what they kept."""
+    found = rank.endings(endings, [rank.STOPPED, rank.LOST])
+    return list(dict.fromkeys(note for ending in found for note in ending.notes))

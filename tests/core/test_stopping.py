@@ -1,0 +1,42 @@
+"""Signals that wait for work that must be whole."""
+
+import signal
+
+import pytest
+
+from stages.core import stopping
+from stages.core.stopping import Stopped, undisturbed
+
+
+@pytest.fixture(autouse=True)
+def handled():
+    before = signal.signal(signal.SIGTERM, stopping.arrived)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_a_signal_is_raised_where_the_process_stands():
+    with pytest.raises(Stopped) as stopped:
+        signal.raise_signal(signal.SIGTERM)
+    assert (stopped.value.signum, stopped.value.code, stopped.value.how()) == (15, 143, "stopped by SIGTERM")
+
+
+def test_a_signal_waits_until_the_work_is_whole():
+    done = []
+    with pytest.raises(Stopped), undisturbed():
+        signal.raise_signal(signal.SIGTERM)
+        done.append("first")
+        with undisturbed():
+            signal.raise_signal(signal.SIGTERM)
+            done.append("second")
+        done.append("third")
+    assert done == ["first", "second", "third"]
+    with undisturbed():  # it was raised once
+        pass
+
+
+def test_a_failure_of_the_work_is_not_lost_behind_the_signal():
+    with pytest.raises(Stopped) as stopped, undisturbed():
+        signal.raise_signal(signal.SIGTERM)
+        raise KeyError("work")
+    assert isinstance(stopped.value.__context__, KeyError)

@@ -1,0 +1,128 @@
+"""What each of several processes of a training does in the tests of `ranks`; run under torchrun, it leaves what it found in a folder."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from stages.core import rank
+from stages.core.errors import TrainingError
+from stages.learning import grpo_loop
+from stages.learning.ranks import ALONE, GradientSum, Ranks, join
+from tests import tiny
+from tests.learning import runs
+
+Case = Callable[[Ranks], runs.Trained]
+
+
+def policy(prompts: int = 6, **changes: Any) -> Case:
+    """A GRPO run of three iterations over so many prompts, each pass of one group."""
+
+    def case(ranks: Ranks) -> runs.Trained:
+        adapted = tiny.adapted(runs.frozen_toy())
+        adapted.passes.fits = lambda groups: len(groups) < 2  # type: ignore[method-assign]
+        return runs.train_policy(
+            runs.fitting_prompts(prompts), adapted=adapted, ranks=ranks, **{"iterations": 3, "accumulation": 4, **changes}
+        )
+
+    return case
+
+
+def reward(pairs: int = 8, **changes: Any) -> Case:
+    """A reward training of three epochs on so many pairs."""
+    return lambda ranks: runs.train_reward(runs.calm_pairs(pairs), ranks=ranks, **{"batch_size": 1, **changes})
+
+
+CASES: dict[str, Case] = {
+    "policy": policy(),
+    "one prompt": policy(1),
+    "three prompts in windows of two": policy(3, accumulation=2),
+    "refused groups": policy(6, empty_completions="refuse", end_tokens=tuple(range(2, 8))),
+    "reward": reward(),
+    "five pairs": reward(5),
+    "one pair": reward(1),
+    "one batch": reward(8, batch_size=4),
+}
+
+
+def result(trained: runs.Trained) -> dict[str, Any]:
+    """What a run left, without its tensors."""
+    figures = {name: getattr(trained.run, name, None) for name in ("steps", "history", "final_loss", "refused_groups")}
+    return {**figures, "said": trained.said}
+
+
+def initial(ranks: Ranks) -> list[list[float]]:
+    """The adapter of each process at its start."""
+    adapted = tiny.adapted(runs.frozen_toy())
+    factors = adapted.add_fresh("policy", runs.toy_plan(adapted.model), 42)
+    mine = torch.cat([factor.detach().flatten() for factor in factors.values()]).tolist()
+    return ranks.gather(lambda: mine)
+
+
+def drawn(ranks: Ranks) -> list[list[Any]]:
+    """What each process samples of one prompt that stands twice in a file."""
+    prompts = runs.fitting_prompts(1)
+    twice = prompts._replace(ids=[prompts.ids[0]] * 4, indexes=[0, 1, 2, 3])
+    adapted = tiny.adapted(runs.frozen_toy())
+    adapted.add_fresh("policy", runs.toy_plan(adapted.model), 42)
+    loop = grpo_loop._Loop(adapted, grpo_loop.Scorer(adapted, None), twice, [runs.END], runs.grpo_settings(), ranks)
+    own = ranks.share(4)
+    return ranks.gather(
+        lambda: [[list(one.ids) for one in group.completions] for group in loop._sample(range(4)[own.start : own.stop], 1, "here", 0)]
+    )
+
+
+def refusals(ranks: Ranks) -> list[str]:
+    """What every process is told where the last one alone refuses."""
+
+    def work() -> None:
+        if ranks.rank == ranks.size - 1:
+            raise TrainingError(["the first problem", "the second"])
+
+    try:
+        ranks.gather(work)
+    except TrainingError as error:
+        return error.lines()
+    return []
+
+
+def unequal_gradients(ranks: Ranks) -> list[float]:
+    """Short completions in the first process, long ones in the last: their gradients summed."""
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    total = GradientSum([parameter], ranks)
+    for value in [2**-25, 1.0, -1.0, 0.25][ranks.share(4).start : ranks.share(4).stop]:
+        parameter.grad = torch.full((3,), value)
+        total.add()
+    total.finish()
+    assert parameter.grad is not None
+    return parameter.grad.tolist()
+
+
+def every(ranks: Ranks, folder: Path) -> None:
+    """Runs all of it; the first process writes what the others have to have found too."""
+    for name, case in CASES.items():
+        trained = case(ranks)
+        same = ranks.gather(lambda trained=trained: (trained.bytes(), trained.run))  # type: ignore[misc]
+        assert all(one == same[0] for one in same), name
+        if ranks.rank == 0:
+            np.savez(folder / f"{name}.npz", **trained.tensors)
+            (folder / f"{name}.json").write_text(json.dumps(result(trained)))
+    found = {"initial": initial(ranks), "drawn": drawn(ranks), "gradients": unequal_gradients(ranks)}
+    told = ranks.gather(lambda: refusals(ALONE))
+    assert told == [["the first problem", "the second"]] * ranks.size
+    found["refusals"] = refusals(ranks)
+    if ranks.rank == 0:
+        (folder / "found.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    os.environ[rank.LAUNCHER] = str(os.getppid())
+    torch.set_num_threads(1)
+    every(join(tiny.RUNTIME), Path(sys.argv[1]))
+    dist.destroy_process_group()
