@@ -15,7 +15,7 @@ from stages.core.runner import Document
 from stages.core.settings.evaluate import Evaluate
 from stages.core.settings.runtime import Runtime
 from stages.files import artifacts, base_record, outputs, records
-from stages.learning import comparison, fitting, reward_source
+from stages.learning import comparison, fitting, launch, ranks, reward_source
 from stages.model import checkpoint, device, passes
 from stages.model.adapters import Adapters
 from stages.model.rendering import Renderer
@@ -57,7 +57,9 @@ def main(params: Params) -> Document:
             say(f"no {what} are held out (data.heldout_fraction), so what would be measured on them is null")
     fitting.say_unknown(renderer)
 
-    model = checkpoint.load_weights(found, device.prepare(params.runtime))
+    computing_on = device.prepare(params.runtime)
+    ranks.join(params.runtime)
+    model = checkpoint.load_weights(found, computing_on, params.runtime.shard)
     adapted = Adapters(passes.choose(model, params.runtime))
     adapted.add_trained(POLICY_NAME, policy.rank, policy.alpha, policy.tensors)
     scorer = own.attach(adapted)
@@ -88,4 +90,4 @@ def main(params: Params) -> Document:
 
 
 if __name__ == "__main__":
-    runner.run("evaluate", Params, main)
+    runner.run("evaluate", Params, main, lambda params: launch.spread("evaluate", layout.SAMPLES, params.runtime, shares=False))

@@ -44,7 +44,7 @@ def main(params: Params) -> Document:
 
     computing_on = device.prepare(params.runtime)
     processes = ranks.join(params.runtime)
-    model = checkpoint.load_weights(found, computing_on)
+    model = checkpoint.load_weights(found, computing_on, params.runtime.shard)
     forward = passes.choose(model, params.runtime)
     plan = adapters.plan(model, "reward", settings.rank, settings.alpha, settings.targets, settings.layers)
     reward_model = RewardModel.fresh(Adapters(forward), plan, settings.seed)

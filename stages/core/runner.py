@@ -112,6 +112,7 @@ def finish(stage: str, work: Callable[[], str]) -> NoReturn:
         text = work()
     if not rank.launched_by():  # the launcher prints it
         show(stage, text)
+    _ignore_signals()
     sys.exit(0)
 
 
@@ -144,8 +145,7 @@ def _refusing(stage: str) -> Iterator[None]:
         gc.freeze()
         gc.enable()
     if _running() is not None:
-        for signum in stopping.SIGNALS:
-            signal.signal(signum, stopping.arrived)
+        stopping.listen()
     try:
         yield
     except Stopped as stopped:
@@ -180,8 +180,15 @@ def _notes(error: BaseException) -> list[str]:
 
 
 def _end(stage: str, ending: Ending, code: int) -> NoReturn:
+    _ignore_signals()
     _tell(stage, ending)
     sys.exit(code)
+
+
+def _ignore_signals() -> None:
+    """The process is about to end: a second signal would only put a traceback beside what it says."""
+    for signum in stopping.SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
 
 
 def _tell(stage: str, ending: Ending) -> None:

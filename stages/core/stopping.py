@@ -37,6 +37,12 @@ def arrived(signum: int, _frame: object = None) -> None:
         raise Stopped(signum)
 
 
+def listen() -> None:
+    """Has the signals raise Stopped from now on."""
+    for signum in SIGNALS:
+        signal.signal(signum, arrived)
+
+
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
     """Runs the block whole: a signal that comes meanwhile is raised as Stopped when it is left."""

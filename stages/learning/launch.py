@@ -17,7 +17,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from stages.core import layout, rank
+from stages.core import layout, rank, stopping
 from stages.core.errors import RanksError
 from stages.core.progress import say
 from stages.core.runner import Document
@@ -31,12 +31,13 @@ SHUTDOWN_SECONDS = 30
 """How long a process that was told to end may take to save its state."""
 
 
-def spread(stage: str, path: Path, runtime: Runtime) -> Document | None:
+def spread(stage: str, path: Path, runtime: Runtime, shares: bool = True) -> Document | None:
     """Has several processes run the stage, and gives what the first of them wrote: `path`, and the report.
 
-    None where one process is to run it, and in each of the several. Raises RanksError where one of them fails.
+    None where one process is to run it, and in each of the several. A stage whose work they cannot share (`shares`) is run
+    by several only where the base is spread over them. Raises RanksError where one of them fails.
     """
-    if rank.launched_by() is not None or runtime.processes * runtime.nodes == 1:
+    if rank.launched_by() is not None or runtime.processes * runtime.nodes == 1 or not (shares or runtime.shard):
         return None
     with tempfile.TemporaryDirectory(prefix="leash-") as endings:
         _launch(stage, runtime, Path(endings))
@@ -76,6 +77,7 @@ def _launch(stage: str, runtime: Runtime, endings: Path) -> None:
     except (RendezvousError, OSError) as error:
         raise RanksError(f"runtime.rendezvous: the processes did not meet ({type(error).__name__}: {error})") from error
     finally:
+        stopping.listen()  # as before the launcher, which raises an exception of its own, had them
         del os.environ[rank.LAUNCHER], os.environ[rank.ENDINGS]
 
 

@@ -30,14 +30,21 @@ class Ranks:
 
     rank: int
     size: int
+    alike: bool = False
+    """Whether all compute the same instead of a share each: where each has but a part of the base's weights, none can go its own way."""
 
     def share(self, count: int) -> range:
         """Which of `count` things are this process's: neighbours, as many as any other has or one less or more."""
+        if self.alike:
+            return range(count)
         return range(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def gather(self, work: Callable[[], T]) -> list[T]:
-        """What the work gave in each process, in the order of their numbers; the first refusal of any is raised in all."""
-        if self.size == 1:
+        """What the work gave in each process, in the order of their numbers; the first refusal of any is raised in all.
+
+        Where all compute the same, once.
+        """
+        if self.size == 1 or self.alike:
             return [work()]
         outcomes: list[Any] = [None] * self.size
         mine = _attempted(work)
@@ -80,7 +87,9 @@ class GradientSum:
             self.add()
         assert self._total is not None
         total = self._total
-        if self._ranks.size > 1:
+        if self._ranks.alike:  # the first one's, so that no process ever goes astray by a rounding of its own
+            _waiting_for_others(lambda: dist.broadcast(total, 0))
+        elif self._ranks.size > 1:
             _waiting_for_others(lambda: dist.all_reduce(total))
         for parameter, part in zip(self._parameters, total.split([one.numel() for one in self._parameters]), strict=True):
             parameter.grad = part.view_as(parameter).to(parameter.dtype)
@@ -100,7 +109,7 @@ def join(runtime: Runtime) -> Ranks:
         return ALONE
     backend = "gloo" if runtime.device == "cpu" else "cpu:gloo,cuda:nccl"
     _waiting_for_others(lambda: dist.init_process_group(backend, timeout=TIMEOUT))
-    return Ranks(dist.get_rank(), dist.get_world_size())
+    return Ranks(dist.get_rank(), dist.get_world_size(), runtime.shard)
 
 
 def _attempted(work: Callable[[], T]) -> tuple[T | None, tuple[type[LeashError], tuple[str, ...]] | None]:

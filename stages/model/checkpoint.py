@@ -23,7 +23,7 @@ from stages.core.progress import say
 from stages.files import fingerprint
 from stages.files.base_record import ABSENT, APPLIED, OFF, BaseRecord
 from stages.files.fingerprint import Digests
-from stages.model import source, templates
+from stages.model import sharding, source, templates
 
 logging.disable_progress_bar()  # a bar per loaded file would stand in the log of every stage
 
@@ -137,10 +137,11 @@ def find(base: BaseRecord) -> Found:
     return Found(folder, base, tokenizer)
 
 
-def load_weights(found: Found, device: torch.device) -> PreTrainedModel:
+def load_weights(found: Found, device: torch.device, shard: bool = False) -> PreTrainedModel:
     """The frozen base in the recorded precision, in evaluation mode for good, so that no dropout is ever alive.
 
-    Raises BaseError where it cannot be loaded whole.
+    With `shard` its layers are spread over the processes of the stage, which have met before. Raises BaseError where it cannot
+    be loaded whole.
     """
     folder, base, _ = found
     model, told = _load(
@@ -157,7 +158,11 @@ def load_weights(found: Found, device: torch.device) -> PreTrainedModel:
             f"base.model: {type(model).__name__} does not use {len(unused)} of the stored weights ({', '.join(unused[:3])}); "
             "where they are layers, config.json names fewer than there are"
         )
-    return cast(PreTrainedModel, model.to(device).eval().requires_grad_(False))
+    frozen = cast(PreTrainedModel, model.eval().requires_grad_(False))
+    if not shard:
+        return cast(PreTrainedModel, frozen.to(device))
+    sharding.spread(frozen, device)
+    return frozen
 
 
 def hidden_width(config: PreTrainedConfig) -> int:

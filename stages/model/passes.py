@@ -54,12 +54,10 @@ def choose(model: PreTrainedModel, runtime: Runtime) -> Passes:
     with torch.random.fork_rng(devices=[]):
         reason = unsuitable(model)
         if reason is None:
-            packed, reason = _checked(model, runtime.logits_chunk, padded, written_out=True)
-            left = (
-                "runtime.activation_checkpointing is on"
-                if runtime.activation_checkpointing
-                else f"those of this {model.config.model_type} are not written out"
-            )
+            packed, reason = _checked(model, runtime.logits_chunk, padded, written_out=not runtime.shard)
+            left = f"those of this {model.config.model_type} are not written out"
+            for key in ("activation_checkpointing", "shard"):
+                left = f"runtime.{key} is on" if getattr(runtime, key) else left
             if reason and packed and packed.stack:
                 left = f"written out, {reason}"
                 packed, reason = _checked(model, runtime.logits_chunk, padded, written_out=False)
