@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from stages.core import layout, locks, rank, restore, stopping
+from stages.core import layout, lock_guard, locks, rank, restore, stopping
 from stages.core import params as params_file
 from stages.core.errors import LeashError, RanksError, SettingsError
 from stages.core.rank import Ending
@@ -57,6 +57,8 @@ if (running := _running()) is not None:
     if rank.launched_by() or "DVC_STAGE" in os.environ:
         # or a stage whose dvc was killed would go on writing beside the one of the next run
         die_with_parent(signal.SIGTERM, rank.launched_by())
+    if rank.launched_by() is None and "DVC_STAGE" in os.environ:
+        lock_guard.start()
     # What torch and transformers make while they are imported lives as long as the process; looking for garbage among it is a
     # quarter of a stage's start. Stages import this module first, and `execute` turns the collector on, past what is there by then.
     gc.disable()
