@@ -73,7 +73,10 @@ def _watch(handle: int, path: Path) -> None:
 
 
 def is_whole(content: bytes | None, before: bytes | None) -> bool:
-    """Whether the file was written to its end: it can be read, has all the stages that it had before, and a digest of each file."""
+    """Whether the file was written to its end: it can be read, has all the stages that it had before, and a digest of each file.
+
+    A last stage that lacks some of its files passes: DVC finds it changed, and in its run cache.
+    """
     if content == before:
         return True
     if content is None:

@@ -1,8 +1,13 @@
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
-from stages.core.locks import held, held_at_once
+import pytest
+
+from stages.core.errors import BusyError
+from stages.core.locks import held, held_alone, held_at_once
 
 HOLD = """
 import pathlib, sys
@@ -53,3 +58,40 @@ def test_one_that_does_not_wait_is_told_whether_it_has_the_lock(tmp_path: Path):
         other.wait()
         with held_at_once(path) as mine:
             assert mine is True
+
+
+HOLD_ALONE = """
+import pathlib, sys
+from stages.core.locks import held_alone
+with held_alone(pathlib.Path(sys.argv[1]), "sample", 0, print):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_of_its_kind_is_told_who_holds_the_lock(tmp_path: Path):
+    path = tmp_path / "sample.lock"
+    with subprocess.Popen([sys.executable, "-c", HOLD_ALONE, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        told: list[str] = []
+        with pytest.raises(BusyError) as refused, held_alone(path, "sample", 0.3, told.append):
+            pass
+        assert told == [f"{path}: waits for process {other.pid}, which runs sample here"]
+        assert str(refused.value).startswith(f"{path}: process {other.pid} runs sample here; one run at a time is expected; wait ")
+        threading.Timer(0.3, other.stdin.close).start()
+        with held_alone(path, "sample", 30, told.append):  # it ends within the patience
+            assert path.read_text() == f"{os.getpid()}\n"
+
+
+def test_a_passing_lock_leaves_no_file_and_is_not_taken_twice(tmp_path: Path):
+    path = tmp_path / "run.lock"
+    with held_at_once(path, passing=True) as first:
+        with held_at_once(path, passing=True) as second:
+            assert (first, second) == (True, False)
+        assert path.exists()
+    assert not path.exists()
+    with pytest.raises(KeyError), held_at_once(path, passing=True):
+        raise KeyError
+    assert not path.exists()

@@ -1,5 +1,6 @@
 """What each of several processes of a training does in the tests of `ranks`; run under torchrun, it leaves what it found in a folder."""
 
+import dataclasses
 import json
 import os
 import sys
@@ -8,13 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 
 from stages.core import rank
 from stages.core.errors import TrainingError
 from stages.learning import grpo_loop
-from stages.learning.ranks import ALONE, GradientSum, Ranks, join
+from stages.learning.ranks import GradientSum, Ranks, join
+from stages.model import passes, sharding
+from stages.model.adapters import Adapters
+from stages.model.layers import stack
+from stages.model.reward_model import RewardModel
+from stages.model.sampling import Completion
 from tests import tiny
 from tests.learning import runs
 
@@ -49,6 +56,47 @@ CASES: dict[str, Case] = {
     "one pair": reward(1),
     "one batch": reward(8, batch_size=4),
 }
+
+
+SHORT_AND_LONG = {0: [[5, 6], [6, 5], [7, 8], [8, 7]], 1: [[9 + (place * draw) % 7 for place in range(50)] for draw in range(1, 5)]}
+"""Completions of two prompts: of two tokens each, and of fifty."""
+
+
+def short_and_long(ranks: Ranks) -> runs.Trained:
+    """One step on them, those of a prompt in a process of their own."""
+    prompts = runs.fitting_prompts(2)
+
+    def sample(_model: Any, asked: list[list[int]], *_: Any) -> list[list[Completion]]:
+        return [[Completion(ids, ended=False) for ids in SHORT_AND_LONG[prompts.ids.index(one)]] for one in asked]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(grpo_loop, "sample", sample)
+        adapted = tiny.adapted(runs.frozen_toy())
+        adapted.passes.fits = lambda groups: len(groups) < 2  # type: ignore[method-assign]
+        scorer = runs.ByTokens()
+        return runs.train_policy(prompts, scorer, adapted=adapted, ranks=ranks, accumulation=2, max_new_tokens=50, temperature=1.0)
+
+
+def sharded(ranks: Ranks) -> dict[str, Any]:
+    """A policy and a reward training over a base whose layers are spread over the processes; and what each holds of them."""
+    runtime = dataclasses.replace(tiny.RUNTIME, shard=ranks.size > 1)
+    found: dict[str, Any] = {}
+    for name in ("policy", "reward"):
+        model = runs.frozen_toy()
+        whole = sum(parameter.numel() for parameter in stack(model).parameters())
+        if ranks.size > 1:
+            sharding.spread(model, torch.device("cpu"))
+        held = sum(getattr(parameter, "_local_tensor", parameter).numel() for parameter in stack(model).parameters())
+        adapted = Adapters(passes.choose(model, runtime))
+        alike = dataclasses.replace(ranks, alike=ranks.size > 1)
+        if name == "policy":
+            trained = runs.train_policy(runs.fitting_prompts(3), adapted=adapted, ranks=alike, accumulation=3, iterations=2)
+        else:
+            plan = runs.toy_plan(model)
+            reward_model = RewardModel.fresh(adapted, plan, 42)
+            trained = runs.train_reward(runs.calm_pairs(), reward_model=reward_model, ranks=alike)
+        found[name] = {"held": held / whole, **{key: tensor.tolist() for key, tensor in trained.tensors.items()}}
+    return found
 
 
 def result(trained: runs.Trained) -> dict[str, Any]:
@@ -106,7 +154,7 @@ def unequal_gradients(ranks: Ranks) -> list[float]:
 
 def every(ranks: Ranks, folder: Path) -> None:
     """Runs all of it; the first process writes what the others have to have found too."""
-    for name, case in CASES.items():
+    for name, case in {**CASES, "short and long": short_and_long}.items():
         trained = case(ranks)
         same = ranks.gather(lambda trained=trained: (trained.bytes(), trained.run))  # type: ignore[misc]
         assert all(one == same[0] for one in same), name
@@ -114,9 +162,9 @@ def every(ranks: Ranks, folder: Path) -> None:
             np.savez(folder / f"{name}.npz", **trained.tensors)
             (folder / f"{name}.json").write_text(json.dumps(result(trained)))
     found = {"initial": initial(ranks), "drawn": drawn(ranks), "gradients": unequal_gradients(ranks)}
-    told = ranks.gather(lambda: refusals(ALONE))
-    assert told == [["the first problem", "the second"]] * ranks.size
+    spread = sharded(ranks)
     found["refusals"] = refusals(ranks)
+    found["sharded"] = ranks.gather(lambda: spread)
     if ranks.rank == 0:
         (folder / "found.json").write_text(json.dumps(found))
 

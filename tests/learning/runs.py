@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -175,6 +176,13 @@ class Written:
         ]
 
 
+class ByTokens:
+    """A reward that is a function of the tokens alone, whichever process asks."""
+
+    def rewards(self, groups: list[tuple[list[int], list[Completion]]]) -> list[Tensor]:
+        return [torch.tensor([sum(one.ids) % 11 / 3 for one in completions], dtype=torch.float64) for _, completions in groups]
+
+
 class Snapshot(NamedTuple):
     """The trainable tensors and their gradients just before an optimizer step, and the tensors just after it."""
 
@@ -233,16 +241,24 @@ class Trained:
         return {name: tensor.tobytes() for name, tensor in self.tensors.items()}
 
 
-def train_reward(pairs: list[EncodedPair], weight_seed: int = 0, saving: Saving = UNSAVED, ranks: Ranks = ALONE, **changes: Any) -> Trained:
+def train_reward(
+    pairs: list[EncodedPair],
+    weight_seed: int = 0,
+    saving: Saving = UNSAVED,
+    ranks: Ranks = ALONE,
+    reward_model: RewardModel | None = None,
+    **changes: Any,
+) -> Trained:
+    """A reward training; of a fresh model on the random toy where none is given."""
     settings = reward_settings(**changes)
-    model = frozen_toy(weight_seed)
-    plan = toy_plan(model, settings.rank, settings.alpha)
-    reward_model = RewardModel.fresh(tiny.adapted(model), plan, settings.seed)
+    adapted = reward_model.adapters if reward_model else tiny.adapted(frozen_toy(weight_seed))
+    plan = toy_plan(adapted.model, settings.rank, settings.alpha)
+    reward_model = reward_model or RewardModel.fresh(adapted, plan, settings.seed)
     appended = Appended()
     with contextlib.redirect_stderr(io.StringIO()) as stderr:
         run = reward_loop.fit(reward_model, plan, fitting_pairs(pairs), settings, appended, saving, ranks)
     tensors = adapters.to_numpy(reward_model.trainable())
-    return Trained(model, reward_model.adapters, plan, run, tensors, appended, stderr.getvalue().splitlines())
+    return Trained(adapted.model, adapted, plan, run, tensors, appended, stderr.getvalue().splitlines())
 
 
 def train_policy(
@@ -311,6 +327,24 @@ def scripted(monkeypatch: Any, groups: list[list[Completion]]) -> None:
         return [groups[number % len(groups)] for number in range(drawn - len(prompts), drawn)]
 
     monkeypatch.setattr(grpo_loop, "sample", sample)
+
+
+class Poison(torch.autograd.Function):
+    """Leaves numbers as they are, and makes their gradient no number."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return torch.full_like(gradients[0], float("nan"))
+
+
+def poisoned(values: Tensor, where: Sequence[bool]) -> Tensor:
+    """The same values [N], with a gradient that is no number where it is asked for [N]."""
+    marked = torch.tensor(list(where))
+    return torch.where(marked, Poison.apply(values), values) if marked.any() else values
 
 
 def log_probs(model: PreTrainedModel, prompt: list[int], completion: list[int], temperature: float) -> tuple[Tensor, Tensor]:

@@ -503,6 +503,30 @@ def test_a_policy_whose_distribution_is_not_finite_stops_with_its_prompt_and_dra
         train_policy(fitting_prompts(1), adapted=adapted)
 
 
+@pytest.mark.parametrize("tokens_of_a_pass", [1, 10_000])
+def test_a_gradient_that_is_not_finite_stops_with_its_prompt_and_draw(monkeypatch, tokens_of_a_pass):
+    """Of the second prompt's third draw alone; its loss is finite."""
+    bad = 11
+    runs.scripted(monkeypatch, [[ended(5, 6), ended(7), ended(8, 9, 10)], [ended(5), ended(6, 7), ended(bad, 5)]])
+    adapted = tiny.adapted(runs.frozen_toy())
+    adapted.passes.fits = lambda groups: sum(len(group.prompt) for group in groups) <= tokens_of_a_pass
+    scores = adapted.passes.token_scores
+
+    def poisoning(groups, temperature):
+        found = scores(groups, temperature)
+        marks = [[bad in completion for completion in group.completions for _ in completion] for group in groups]
+        return [one._replace(log_probs=runs.poisoned(one.log_probs, mark)) for one, mark in zip(found, marks, strict=True)]
+
+    monkeypatch.setattr(adapted.passes, "token_scores", poisoning)
+    with pytest.raises(TrainingError) as stopped:
+        train_policy(fitting_prompts(2), adapted=adapted, group=3, accumulation=2)
+    assert str(stopped.value).startswith(
+        "iteration 1/1 prompt 4 draw 2: the gradient is not finite (nan); no weight was moved; no step was taken yet, so look at grpo.alpha"
+    )
+    fresh = tiny.adapted(runs.frozen_toy()).add_fresh("policy", runs.toy_plan(adapted.model), 42)
+    assert all(torch.equal(now, then) for now, then in zip(policy_tensors(adapted), fresh.values(), strict=True))
+
+
 def test_reward_sums_are_kept_apart_from_the_reference_and_the_policy():
     """The adapters are switched, never mixed: two runs whose rewards agree give the same bytes, whether or not a model scored."""
     adapted = tiny.adapted(runs.frozen_toy())

@@ -80,6 +80,27 @@ def test_a_refusal_in_one_process_is_raised_in_all(several: Path):
 
 
 @pytest.mark.slow
+def test_short_completions_here_and_long_ones_there_give_the_gradient_of_both_together(several: Path):
+    expected = rank_runs.short_and_long(ALONE)
+    assert json.loads((several / "short and long.json").read_text()) == json.loads(json.dumps(rank_runs.result(expected)))
+    with np.load(several / "short and long.npz") as tensors:
+        assert {key: tensors[key].tobytes() for key in tensors} == expected.bytes()
+
+
+@pytest.mark.slow
+def test_a_base_spread_over_the_processes_gives_the_adapters_of_a_whole_one(several: Path):
+    parts = found(several)["sharded"]
+    expected = rank_runs.sharded(ALONE)
+    for name, whole in expected.items():
+        assert whole.pop("held") == 1
+        shares = [part[name].pop("held") for part in parts]
+        assert max(shares) < 1.2 / len(parts)
+        assert all(part[name] == parts[0][name] for part in parts)
+        for key, value in whole.items():
+            np.testing.assert_allclose(parts[0][name][key], value, atol=1e-5, err_msg=key)
+
+
+@pytest.mark.slow
 def test_gradients_are_summed_without_rounding(several: Path):
     """2**-25 + 1 - 1 + 0.25: in float32 the first would be lost before the others cancel."""
     assert found(several)["gradients"] == [0.25 + 2**-25] * 3

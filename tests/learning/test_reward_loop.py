@@ -211,11 +211,32 @@ def test_a_loss_that_is_not_finite_stops_and_names_the_step_and_the_pair():
         reward_model.head[0, 3] = float("nan")
     before = [tensor.detach().clone() for tensor in reward_model.trainable().values()]
     with pytest.raises(
-        TrainingError, match=r"^epoch 1/3 step 1/6: the loss of training pair \d is not finite; no weight was moved; no step was taken yet"
+        TrainingError, match=r"^epoch 1/3 step 1/6: the loss of training pair 1\d is not finite; no weight was moved; no step was taken yet"
     ):
         reward_loop.fit(reward_model, plan, runs.fitting_pairs(calm_pairs()), runs.reward_settings(), runs.Appended())
     after = list(reward_model.trainable().values())
     assert all(torch.equal(now.nan_to_num(-9), then.nan_to_num(-9)) for now, then in zip(after, before, strict=True))
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_a_gradient_that_is_not_finite_stops_and_names_the_pair(monkeypatch, batch_size):
+    pairs = calm_pairs()
+    model = runs.frozen_toy()
+    reward_model = RewardModel.fresh(tiny.adapted(model), plan := runs.toy_plan(model), 42)
+    bad = shuffled(8, 42, 0)[2]
+    scores = reward_model.scores
+
+    def poisoning(groups):
+        whole = [row for group in groups for row in group.rows()]
+        return runs.poisoned(scores(groups), [row == pairs[bad].chosen for row in whole])
+
+    monkeypatch.setattr(reward_model, "scores", poisoning)
+    with pytest.raises(TrainingError) as stopped:
+        reward_loop.fit(reward_model, plan, runs.fitting_pairs(pairs), runs.reward_settings(batch_size=batch_size), runs.Appended())
+    assert str(stopped.value).startswith(
+        f"epoch 1/3 step 1/6 training pair {10 + bad}: the gradient is not finite (nan); no weight was moved; "
+    )
+    assert reward_model.head.detach().abs().max() == 0
 
 
 def test_a_side_counts_only_by_its_own_tokens():

@@ -91,6 +91,14 @@ def test_the_checkpoint_options_have_every_key_of_a_checkpoint(option):
         ("evaluate.bootstrap", 1_000_001, "expected at most 1000000"),
         ("runtime.threads", 1025, "expected at most 1024"),
         ("runtime.logits_chunk", 0, "logits_chunk must be at least one row"),
+        ("runtime.checkpoint_every", 0, "checkpoint_every must be at least one step"),
+        ("runtime.processes", 0, "processes must be at least one"),
+        ("runtime.nodes", 0, "nodes must be at least one"),
+        ("runtime.nodes", 5000, "expected at most 4096"),
+        *[
+            ("runtime.rendezvous", bad, "expected host:port, such as 10.0.0.1:29500")
+            for bad in ("host", "host:", ":1", "host:0", "host:65536", "a b:1", "http://host:1", "host:1:2", "::1:29500")
+        ],
         ("base.precision", "f64", "expected one of f32, f16, bf16"),
         ("base.chat_template", "on", "expected one of auto, off"),
     ],
@@ -172,3 +180,40 @@ def test_keys_of_both_bases_are_known():
 def test_a_count_has_an_upper_bound(key):
     built = build_all(VALUES | {"grpo": VALUES["grpo"] | {key: 2**31}})
     assert built.problems == [f"grpo.{key}: expected at most 2147483647 (found 2147483648)"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"nodes": 2}, "runtime.rendezvous: expected the host:port at which runtime.nodes=2 machines meet, found null"),
+        ({"rendezvous": "host:29500"}, "runtime.rendezvous: host:29500 is for several machines, and runtime.nodes is 1; set either"),
+        (
+            {"shard": True},
+            "runtime.shard: one process has no other to spread the base over; set runtime.processes, or runtime.shard=false",
+        ),
+        (
+            {"processes": 2, "device": "cuda:1"},
+            "runtime.device: cuda:1 is one device, and runtime.processes=2 need one each; set cuda",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(changes, line):
+    tree = values()
+    tree["runtime"].update(changes)
+    assert build_all(tree).problems == [line]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"nodes": 2, "rendezvous": "node-0.cluster:29500"},
+        {"nodes": 2, "rendezvous": "[fe80::1]:29500"},
+        {"processes": 2, "shard": True},
+        {"nodes": 2, "rendezvous": "10.0.0.1:1", "shard": True},
+        {"processes": 2, "device": "cuda"},
+    ],
+)
+def test_settings_that_go_together_are_kept(changes):
+    tree = values()
+    tree["runtime"].update(changes)
+    assert build_all(tree).problems == []
