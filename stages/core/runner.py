@@ -64,6 +64,12 @@ if (running := _running()) is not None:
     gc.disable()
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+LESS_MEMORY = {
+    "reward": "reward.batch_size or runtime.logits_chunk, or set runtime.activation_checkpointing=true",
+    "grpo": "grpo.group, grpo.max_new_tokens or runtime.logits_chunk, or set runtime.activation_checkpointing=true",
+    "evaluate": "evaluate.samples, evaluate.max_new_tokens or runtime.logits_chunk",
+}
+"""What to change where a stage runs out of memory."""
 PATIENCE_SECONDS = 15.0
 """How long a stage waits for another of its kind in the same folder: one whose dvc was killed is about to end."""
 
@@ -159,6 +165,12 @@ def _refusing(stage: str) -> Iterator[None]:
         if error.filename is None and error.errno not in DISK_FULL:
             raise
         _end(stage, Ending(rank.REFUSED, [_cannot(stage, error)], _notes(error)), 1)
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        reason = " ".join(str(error).split())[:160]
+        line = f"{stage}: out of memory{f' ({reason})' if reason else ''}: lower {LESS_MEMORY.get(stage, 'what it holds at once')}"
+        _end(stage, Ending(rank.REFUSED, [line], _notes(error)), 1)
 
 
 def print_help(main: Callable[..., object]) -> NoReturn:
@@ -205,6 +217,11 @@ def _tell(stage: str, ending: Ending) -> None:
     if "DVC_STAGE" in os.environ:
         lines += restore.advice(stage)
     sys.stderr.write("".join(f"{line}\n" for line in lines))
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Whether Python, a GPU (torch's OutOfMemoryError) or torch on the CPU (a RuntimeError of its allocator) found none left."""
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
 
 
 def _cannot(stage: str, error: OSError) -> str:

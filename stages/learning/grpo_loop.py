@@ -178,6 +178,8 @@ def fit(
             drawn, refused = loop.sampled(window, iteration, name, step)
             found, norm = [], 0.0
             if drawn:
+                if not progress.steps:
+                    ranks.say_idle(len(loop.passes(drawn)), "raise grpo.accumulation, or train in fewer")
                 found = loop.back_propagated(drawn, gradients, name, step)
                 gradients.finish()
                 try:
@@ -305,11 +307,15 @@ class _Loop:
             ) from error
         return [Drawn(*one) for one in zip(indexes, ids, sampled, strict=True)]
 
+    def passes(self, drawn: Sequence[Drawn]) -> list[Sequence[Drawn]]:
+        """The groups of each pass that a window is cut into."""
+        return [drawn[one.start : one.stop] for one in runs([group.whole() for group in drawn], self.adapters.passes.fits)]
+
     def _own_passes(self, drawn: Sequence[Drawn]) -> list[Sequence[Drawn]]:
-        """The groups of each pass that is this process's, of those that the window is cut into."""
-        passes = runs([one.whole() for one in drawn], self.adapters.passes.fits)
+        """Those that are this process's."""
+        passes = self.passes(drawn)
         own = self.ranks.share(len(passes))
-        return [drawn[together.start : together.stop] for together in passes[own.start : own.stop]]
+        return passes[own.start : own.stop]
 
     def _scored(self, drawn: Sequence[Drawn], name: str) -> list[Group]:
         """The groups of one pass with their rewards; raises TrainingError where one is not finite. Leaves the policy on."""

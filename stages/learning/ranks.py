@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from stages.core import rank
 from stages.core.errors import LeashError, RanksError
+from stages.core.progress import say
 from stages.core.settings.runtime import Runtime
 
 T = TypeVar("T")
@@ -38,6 +39,11 @@ class Ranks:
         if self.alike:
             return range(count)
         return range(count * self.rank // self.size, count * (self.rank + 1) // self.size)
+
+    def say_idle(self, passes: int, remedy: str) -> None:
+        """Tells where a window has fewer passes than there are processes, so that some of them wait for the others."""
+        if passes < self.size and not self.alike:
+            say(f"runtime.processes: a window makes {passes} passes, so {self.size - passes} of {self.size} processes wait; {remedy}")
 
     def gather(self, work: Callable[[], T]) -> list[T]:
         """What the work gave in each process, in the order of their numbers; the first refusal of any is raised in all.

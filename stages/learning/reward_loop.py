@@ -109,6 +109,8 @@ def fit(
     keeper = saving.begin(trainable, optimizer, planned, progress.resume)
     history.begin(progress.steps)
     gradients = GradientSum(trainable.values(), ranks)
+    most = math.ceil(min(settings.accumulation, count_pairs) / settings.batch_size)
+    ranks.say_idle(most, "lower reward.batch_size, or raise reward.accumulation")
     with bar(planned, "reward") as advance, keeper.saved_when_broken_off(progress.state):
         advance(len(progress.steps))
         while len(progress.steps) < planned:

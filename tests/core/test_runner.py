@@ -118,6 +118,25 @@ def test_what_the_system_refuses_is_one_line_with_the_file(stage, body, line):
     assert (done.returncode, done.stdout, done.stderr) == (1, "", line)
 
 
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ("raise MemoryError", "sample: out of memory: lower what it holds at once\n"),
+        (
+            "class OutOfMemoryError(RuntimeError): pass\nraise OutOfMemoryError('CUDA out of memory.\\nTried 2 GiB')",
+            "sample: out of memory (CUDA out of memory. Tried 2 GiB): lower what it holds at once\n",
+        ),
+        (
+            "raise RuntimeError('[enforce fail] DefaultCPUAllocator: not enough memory')",
+            "sample: out of memory ([enforce fail] DefaultCPUAllocator: not enough memory): lower what it holds at once\n",
+        ),
+    ],
+)
+def test_running_out_of_memory_is_one_line_with_what_to_lower(stage, body, line):
+    done = stage(body)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", line)
+
+
 def test_a_mistake_of_our_own_keeps_its_traceback(stage):
     done = stage("print({}['key'])")
     assert (done.returncode, done.stdout) == (1, "")

@@ -25,6 +25,9 @@ from stages.model.sampling import Completion
 from tests import tiny
 from tests.learning import runs
 
+IDLE = "runtime.processes: "
+"""What the line begins with that tells of processes without work; one process has none."""
+
 Case = Callable[[Ranks], runs.Trained]
 
 
@@ -102,7 +105,7 @@ def sharded(ranks: Ranks) -> dict[str, Any]:
 def result(trained: runs.Trained) -> dict[str, Any]:
     """What a run left, without its tensors."""
     figures = {name: getattr(trained.run, name, None) for name in ("steps", "history", "final_loss", "refused_groups")}
-    return {**figures, "said": trained.said}
+    return {**figures, "said": [line for line in trained.said if not line.startswith(IDLE)]}
 
 
 def initial(ranks: Ranks) -> list[list[float]]:
@@ -160,7 +163,8 @@ def every(ranks: Ranks, folder: Path) -> None:
         assert all(one == same[0] for one in same), name
         if ranks.rank == 0:
             np.savez(folder / f"{name}.npz", **trained.tensors)
-            (folder / f"{name}.json").write_text(json.dumps(result(trained)))
+            idle = [line for line in trained.said if line.startswith(IDLE)]
+            (folder / f"{name}.json").write_text(json.dumps({**result(trained), "idle": idle}))
     found = {"initial": initial(ranks), "drawn": drawn(ranks), "gradients": unequal_gradients(ranks)}
     spread = sharded(ranks)
     found["refusals"] = refusals(ranks)
