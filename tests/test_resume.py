@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -216,10 +217,12 @@ def two_processes(project: Path) -> Iterator[None]:
         compose(project, "--drop", "runtime.processes")
 
 
-def test_two_processes_write_what_one_writes_and_print_one_document(project: Path):
+def test_two_processes_write_what_one_writes_and_print_one_document(project: Path, tmp_path: Path):
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with two_processes(project):
         for stage in OUTPUTS:
-            done = subprocess.run([sys.executable, "-m", f"stages.{stage}"], cwd=project, capture_output=True, text=True, check=False)
+            command = [sys.executable, "-m", f"stages.{stage}"]
+            done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
             document = json.loads(done.stdout)
             assert document["path"] == OUTPUTS[stage][0]
@@ -228,6 +231,7 @@ def test_two_processes_write_what_one_writes_and_print_one_document(project: Pat
             lines = done.stderr.splitlines()
             assert lines[0] == "starting 2 processes"
             assert len(lines) == len(set(lines))  # one of them speaks
+            assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("torchinductor")] == []
 
 
 def test_a_process_that_dies_ends_all_and_another_number_of_them_goes_on(project: Path, tmp_path: Path):
@@ -273,6 +277,40 @@ def test_several_processes_end_with_the_one_that_started_them(project: Path, tmp
     assert f"reward: stopped by SIGTERM; the state after step {len(before)}/" in text
     assert "Traceback" not in text
     assert steps(go_on(project, "reward"))[0] == len(before) + 1
+
+
+def test_two_machines_in_one_folder_write_what_one_process_writes(project: Path):
+    """Two launchers on one machine stand for them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    compose(project, "runtime.nodes=2", f"runtime.rendezvous={endpoint}")
+    try:
+        machines = [subprocess.Popen([sys.executable, "-m", "stages.grpo"], cwd=project, stdout=-1, stderr=-1, text=True) for _ in range(2)]
+        for machine in machines:
+            stdout, stderr = machine.communicate(timeout=SECONDS)
+            assert machine.returncode == 0, stderr
+            assert json.loads(stdout)["path"] == OUTPUTS["grpo"][0]
+    finally:
+        compose(project, "--drop", "runtime.nodes", "runtime.rendezvous")
+    assert digests(project, "grpo") == straight(project, "grpo")
+
+
+def test_evaluate_measures_the_same_over_a_base_that_is_spread(project: Path):
+    """What reward and grpo train over such a base is held against a whole one in tests/learning/test_ranks.py."""
+    reports = {}
+    for settings in (("runtime.processes=1", "runtime.shard=false"), ("runtime.processes=2", "runtime.shard=true")):
+        compose(project, *settings, "evaluate.samples=1", "evaluate.bootstrap=20")
+        done = subprocess.run([sys.executable, "-m", "stages.evaluate"], cwd=project, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert ("layers by transformers' modules, since runtime.shard is on" in done.stderr) == (settings[1] == "runtime.shard=true")
+        reports[settings] = json.loads(done.stdout)["report"]
+        assert reports[settings] == json.loads((project / "reports/evaluate.json").read_bytes())
+    compose(project, "--drop", "runtime.processes", "runtime.shard", "evaluate.samples", "evaluate.bootstrap")
+    whole, spread = reports.values()
+    numbers = [key for key, value in whole.items() if isinstance(value, float)]
+    assert len(numbers) > 10
+    assert {key: spread[key] for key in numbers} == pytest.approx({key: whole[key] for key in numbers}, abs=1e-4)
 
 
 def test_what_a_process_refuses_is_told_once(project: Path):

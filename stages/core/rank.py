@@ -1,5 +1,6 @@
 """Which of several processes of one stage this is. `learning/launch.py` starts them, through torchrun, which numbers them."""
 
+import contextlib
 import json
 import os
 from collections.abc import Sequence
@@ -36,8 +37,9 @@ def number() -> int:
 
 
 def leave(ending: Ending) -> None:
-    """Leaves it for the launcher."""
-    Path(os.environ[ENDINGS], os.environ["RANK"]).write_text(json.dumps(ending), encoding="utf-8")
+    """Leaves it for the launcher, where that is still there to read it."""
+    with contextlib.suppress(FileNotFoundError):
+        Path(os.environ[ENDINGS], os.environ["RANK"]).write_text(json.dumps(ending), encoding="utf-8")
 
 
 def endings(folder: Path, kinds: Sequence[str]) -> list[Ending]:

@@ -57,7 +57,7 @@ def _launch(stage: str, runtime: Runtime, endings: Path) -> None:
         rdzv_configs={"timeout": MEETING_SECONDS},
         max_restarts=0,
         local_addr=None if runtime.rendezvous else "127.0.0.1",
-        logs_specs=DefaultLogsSpecs(),
+        logs_specs=DefaultLogsSpecs(log_dir=str(endings / "logs")),
         shutdown_timeout=SHUTDOWN_SECONDS,
     )
     machines = f" on each of {runtime.nodes} machines, which meet at {runtime.rendezvous}" if runtime.rendezvous else ""

@@ -43,7 +43,8 @@ class Ranks:
     def say_idle(self, passes: int, remedy: str) -> None:
         """Tells where a window has fewer passes than there are processes, so that some of them wait for the others."""
         if passes < self.size and not self.alike:
-            say(f"runtime.processes: a window makes {passes} passes, so {self.size - passes} of {self.size} processes wait; {remedy}")
+            what = "1 pass" if passes == 1 else f"{passes} passes"
+            say(f"runtime.processes: a window makes {what}, so {self.size - passes} of {self.size} processes wait; {remedy}")
 
     def gather(self, work: Callable[[], T]) -> list[T]:
         """What the work gave in each process, in the order of their numbers; the first refusal of any is raised in all.

@@ -56,7 +56,7 @@ def test_several_processes_end_with_the_bytes_of_one(several: Path, alone: dict[
 def test_processes_without_work_are_told_of(several: Path):
     idle = {name: json.loads((several / f"{name}.json").read_text())["idle"] for name in rank_runs.CASES}
     size = len(found(several)["initial"])
-    wait = f"runtime.processes: a window makes 1 passes, so {size - 1} of {size} processes wait; "
+    wait = f"runtime.processes: a window makes 1 pass, so {size - 1} of {size} processes wait; "
     assert idle["one prompt"] == [wait + "raise grpo.accumulation, or train in fewer"]
     assert idle["one batch"] == idle["one pair"] == [wait + "lower reward.batch_size, or raise reward.accumulation"]
     assert idle["policy"] == idle["reward"] == []
