@@ -99,6 +99,16 @@ def stage_process(project: Path, stage: str) -> psutil.Process:
     return psutil.Process(int((project / ".state" / f"{stage}.lock").read_text()))
 
 
+def ranks_of(launcher: psutil.Process) -> list[psutil.Process]:
+    """The processes that it has started to share the stage, in the order of their numbers."""
+    found = {}
+    for process in launcher.children():
+        with contextlib.suppress(psutil.Error):  # the one that watches over dvc.lock may be gone
+            if number := process.environ().get("RANK"):
+                found[int(number)] = process
+    return [found[number] for number in sorted(found)]
+
+
 def end_of(process: psutil.Process | subprocess.Popen[bytes]) -> None:
     process.wait(timeout=60)
 
@@ -241,7 +251,7 @@ def test_a_process_that_dies_ends_all_and_another_number_of_them_goes_on(project
         wait_for_step(project, "grpo", 7, started, log)
         launcher = stage_process(project, "grpo").parent()
         assert launcher is not None
-        first, second = sorted(launcher.children(), key=lambda process: int(process.environ()["RANK"]))
+        first, second = ranks_of(launcher)
         second.kill()
         begun = time.monotonic()
         end_of(started)
@@ -263,7 +273,7 @@ def test_several_processes_end_with_the_one_that_started_them(project: Path, tmp
         wait_for_step(project, "reward", 3, started, log)
         launcher = stage_process(project, "reward").parent()
         assert launcher is not None
-        several = launcher.children()
+        several = ranks_of(launcher)
         assert len(several) == 2
         if whom == "dvc":
             started.kill()
@@ -274,8 +284,9 @@ def test_several_processes_end_with_the_one_that_started_them(project: Path, tmp
         end_of(started)
     text = log.read_text()
     before = steps(text)
-    assert f"reward: stopped by SIGTERM; the state after step {len(before)}/" in text
+    assert f"reward: stopped by SIGTERM; the state after step {len(before)}/" in text, text
     assert "Traceback" not in text
+    assert "torch" not in text
     assert steps(go_on(project, "reward"))[0] == len(before) + 1
 
 
@@ -286,12 +297,18 @@ def test_two_machines_in_one_folder_write_what_one_process_writes(project: Path)
         endpoint = f"127.0.0.1:{free.getsockname()[1]}"
     compose(project, "runtime.nodes=2", f"runtime.rendezvous={endpoint}")
     try:
-        machines = [subprocess.Popen([sys.executable, "-m", "stages.grpo"], cwd=project, stdout=-1, stderr=-1, text=True) for _ in range(2)]
+        pipe = subprocess.PIPE
+        machines = [
+            subprocess.Popen([sys.executable, "-m", "stages.grpo"], cwd=project, stdout=pipe, stderr=pipe, text=True) for _ in range(2)
+        ]
         for machine in machines:
             stdout, stderr = machine.communicate(timeout=SECONDS)
             assert machine.returncode == 0, stderr
             assert json.loads(stdout)["path"] == OUTPUTS["grpo"][0]
     finally:
+        for machine in machines:
+            machine.kill()
+            machine.communicate()
         compose(project, "--drop", "runtime.nodes", "runtime.rendezvous")
     assert digests(project, "grpo") == straight(project, "grpo")
 
@@ -322,3 +339,30 @@ def test_what_a_process_refuses_is_told_once(project: Path):
     assert done.stderr.splitlines()[-1].startswith("grpo.targets: the model has no linear module nope in its layers; it has ")
     assert done.stderr.count("grpo.targets") == 1
     assert "Traceback" not in done.stderr
+
+
+def test_what_settings_decide_has_its_exit_code_in_several_processes_too(project: Path):
+    with two_processes(project):
+        compose(project, "grpo.reward=length")
+        params = project / "params.yaml"
+        params.write_text(params.read_text().replace("reward: length", "reward: nope"))
+        done = subprocess.run([sys.executable, "-m", "stages.grpo"], cwd=project, capture_output=True, text=True, check=False)
+        compose(project, "--drop", "grpo.reward")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1].startswith('grpo.reward: reward source "nope" is neither the keyword length nor a file that exists')
+
+
+def test_half_a_lock_file_of_a_killed_dvc_is_put_back(project: Path, tmp_path: Path):
+    forget(project, "grpo")
+    lock, log = project / "dvc.lock", tmp_path / "log"
+    whole = lock.read_text()
+    with running(project, "grpo", log) as started:
+        wait_for_step(project, "grpo", 1, started, log)
+        lock.write_text(whole[: len(whole) // 2] + "\n    - path")
+        os.killpg(started.pid, signal.SIGKILL)
+        end_of(started)
+        end = time.monotonic() + SECONDS
+        while lock.read_text() != whole:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+    go_on(project, "grpo")

@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from stages.core import rank
+from stages.core.stopping import undisturbed
 
 Waiting = list[tuple[Path, Path]]
 """Temporary files and the names they will get."""
@@ -56,9 +57,10 @@ def together() -> Iterator[Waiting]:
     before = _waiting.set(waiting)
     try:
         yield waiting
-        for temporary, path in waiting:
-            with _named(path):
-                temporary.replace(path)
+        with undisturbed():
+            for temporary, path in waiting:
+                with _named(path):
+                    temporary.replace(path)
     finally:
         _waiting.reset(before)
         for temporary, _ in waiting:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import yaml
 
@@ -64,34 +64,28 @@ def _watch(handle: int, path: Path) -> None:
         now, content = time.monotonic(), _read(path)
         if content != seen.content:
             seen = Seen(content, now)
-        elif now - seen.since > SETTLED_SECONDS:
+        elif now - seen.since > SETTLED_SECONDS and is_whole(content):
             whole = content
-    if not is_whole(_read(path), whole):
+    if not is_whole(_read(path)):
         time.sleep(ANOTHER_WRITES_SECONDS)
-        if not is_whole(_read(path), whole):
+        if not is_whole(_read(path)):
             _put_back(path, whole)
 
 
-def is_whole(content: bytes | None, before: bytes | None) -> bool:
-    """Whether the file was written to its end: it can be read, has all the stages that it had before, and a digest of each file.
+def is_whole(content: bytes | None) -> bool:
+    """Whether DVC can read the file, or does without one: it was not cut where a value, a list or an entry had only begun.
 
-    A last stage that lacks some of its files passes: DVC finds it changed, and in its run cache.
+    Cut between two entries it can; DVC then finds a stage changed, and looks for it in its run cache.
     """
-    if content == before:
-        return True
     if content is None:
-        return False
+        return True
     try:
         stages = yaml.load(content, yaml.CSafeLoader)["stages"]
-        earlier = yaml.load(before, yaml.CSafeLoader)["stages"] if before else {}
         files = [file for stage in stages.values() for kind in ("deps", "outs") for file in stage.get(kind, [])]
-        return set(earlier) <= set(stages) and content.endswith(b"\n") and all(_has_digest(file) for file in files)
+        begun = [value for part in (*stages.values(), *files) for value in part.values()]
+        return content.endswith(b"\n") and None not in begun
     except (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError):
         return False
-
-
-def _has_digest(file: dict[str, Any]) -> bool:
-    return "path" in file and file.get("hash", "md5") in file
 
 
 def _read(path: Path) -> bytes | None:

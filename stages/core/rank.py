@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,12 +22,14 @@ class Ending(NamedTuple):
     lines: list[str]
     notes: list[str]
     """What was kept."""
+    code: int
+    """Exit code."""
 
 
 def launched_by() -> int | None:
     """The process that launched this one as one of several; None for a stage that runs alone, and for the launcher itself."""
-    launcher = os.environ.get(LAUNCHER)
-    return int(launcher) if launcher else None
+    launcher = int(os.environ.get(LAUNCHER, 0))
+    return launcher if launcher not in (0, os.getpid()) else None
 
 
 def number() -> int:
@@ -38,12 +39,13 @@ def number() -> int:
 
 def leave(ending: Ending) -> None:
     """Leaves it for the launcher, where that is still there to read it."""
-    with contextlib.suppress(FileNotFoundError):
-        Path(os.environ[ENDINGS], os.environ["RANK"]).write_text(json.dumps(ending), encoding="utf-8")
+    file = Path(os.environ[ENDINGS], os.environ["RANK"])
+    with contextlib.suppress(OSError):
+        file.with_suffix(".tmp").write_text(json.dumps(ending), encoding="utf-8")
+        file.with_suffix(".tmp").replace(file)
 
 
-def endings(folder: Path, kinds: Sequence[str]) -> list[Ending]:
+def endings(folder: Path) -> dict[int, Ending]:
     """Those that processes left, by their ranks."""
     files = sorted((file for file in folder.iterdir() if file.name.isdecimal()), key=lambda file: int(file.name))
-    found = (Ending(*json.loads(file.read_text("utf-8"))) for file in files)
-    return [ending for ending in found if ending.kind in kinds]
+    return {int(file.name): Ending(*json.loads(file.read_text("utf-8"))) for file in files}

@@ -37,14 +37,14 @@ def _running() -> str | None:
 
 def _stopped_early(stage: str, signum: int, _frame: object) -> None:
     """Ends the process in one line and, under DVC, with what brings the earlier outputs back: while modules are imported."""
-    _end(stage, Ending(rank.STOPPED, [f"{stage}: {stopping.describe(signum)}"], []), 128 + signum)
+    _end(stage, Ending(rank.STOPPED, [f"{stage}: {stopping.describe(signum)}"], [], 128 + signum))
 
 
 def _mistaken(stage: str, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Told of a mistake of our own: its traceback, as ever, and what any other failure ends with."""
     sys.__excepthook__(kind, error, trace)
     if rank.launched_by() is None:
-        _tell(stage, Ending(rank.REFUSED, [], []))
+        _tell(stage, Ending(rank.REFUSED, [], [], 1))
 
 
 if (running := _running()) is not None:
@@ -65,11 +65,13 @@ if (running := _running()) is not None:
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 LESS_MEMORY = {
-    "reward": "reward.batch_size or runtime.logits_chunk, or set runtime.activation_checkpointing=true",
+    "reward": "reward.batch_size or reward.max_sequence, or set runtime.activation_checkpointing=true",
     "grpo": "grpo.group, grpo.max_new_tokens or runtime.logits_chunk, or set runtime.activation_checkpointing=true",
     "evaluate": "evaluate.samples, evaluate.max_new_tokens or runtime.logits_chunk",
 }
 """What to change where a stage runs out of memory."""
+LOST_CONNECTION = ("DistBackendError", "DistNetworkError")
+"""What torch raises in one of several processes where another is gone; by name, since core is without torch."""
 PATIENCE_SECONDS = 15.0
 """How long a stage waits for another of its kind in the same folder: one whose dvc was killed is about to end."""
 
@@ -138,7 +140,7 @@ def show(stage: str, text: str) -> None:
         sys.stdout.flush()
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter's last flush fails once more
-        _end(stage, Ending(rank.REFUSED, [f"{stage}: its document could not be written to stdout: {error.strerror}"], []), 1)
+        _end(stage, Ending(rank.REFUSED, [f"{stage}: its document could not be written to stdout: {error.strerror}"], [], 1))
 
 
 def as_json(document: Mapping[str, Any]) -> str:
@@ -157,20 +159,22 @@ def _refusing(stage: str) -> Iterator[None]:
     try:
         yield
     except Stopped as stopped:
-        _end(stage, Ending(rank.STOPPED, [f"{stage}: {stopped.how()}"], _notes(stopped)), 128 + stopped.signum)
+        _end(stage, Ending(rank.STOPPED, [f"{stage}: {stopped.how()}"], _notes(stopped), 128 + stopped.signum))
     except LeashError as error:
         kind = rank.LOST if isinstance(error, RanksError) else rank.REFUSED
-        _end(stage, Ending(kind, error.lines(), _notes(error)), error.exit_code)
+        _end(stage, Ending(kind, error.lines(), _notes(error), error.exit_code))
     except OSError as error:
         if error.filename is None and error.errno not in DISK_FULL:
             raise
-        _end(stage, Ending(rank.REFUSED, [_cannot(stage, error)], _notes(error)), 1)
+        _end(stage, Ending(rank.REFUSED, [_cannot(stage, error)], _notes(error), 1))
     except (MemoryError, RuntimeError) as error:
+        if rank.launched_by() is not None and type(error).__name__ in LOST_CONNECTION:
+            _end(stage, Ending(rank.LOST, [f"{stage}: another process that shares the stage is gone"], _notes(error), 1))
         if not _is_out_of_memory(error):
             raise
         reason = " ".join(str(error).split())[:160]
         line = f"{stage}: out of memory{f' ({reason})' if reason else ''}: lower {LESS_MEMORY.get(stage, 'what it holds at once')}"
-        _end(stage, Ending(rank.REFUSED, [line], _notes(error)), 1)
+        _end(stage, Ending(rank.REFUSED, [line], _notes(error), 1))
 
 
 def print_help(main: Callable[..., object]) -> NoReturn:
@@ -193,10 +197,10 @@ def _notes(error: BaseException) -> list[str]:
     return list(getattr(error, "__notes__", ()))
 
 
-def _end(stage: str, ending: Ending, code: int) -> NoReturn:
+def _end(stage: str, ending: Ending) -> NoReturn:
     _ignore_signals()
     _tell(stage, ending)
-    sys.exit(code)
+    sys.exit(ending.code)
 
 
 def _ignore_signals() -> None:

@@ -10,10 +10,12 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _held: list[int] = []
 """Signals that came while none was let through."""
 _depth = 0
+_ending = False
+"""Whether one was raised: those that come after it, while what it ends is put in order, change nothing."""
 
 
 class Stopped(SystemExit):
-    """A signal that ends the process; its notes say what was kept."""
+    """A signal that ends the process; its notes say what was kept. A SystemExit, so that nothing on the way takes it for an error."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(128 + signum)
@@ -30,15 +32,17 @@ def describe(signum: int) -> str:
 
 
 def arrived(signum: int, _frame: object = None) -> None:
-    """The handler: raises Stopped, or keeps the signal until the work that must be whole is."""
+    """The handler: raises Stopped, once, or keeps the signal until the work that must be whole is."""
     if _depth:
         _held.append(signum)
     else:
-        raise Stopped(signum)
+        _stop(signum)
 
 
-def listen() -> None:
-    """Has the signals raise Stopped from now on."""
+def listen(ending: bool = False) -> None:
+    """Has the next signal raise Stopped; none where the run is ending already."""
+    global _ending
+    _ending = ending
     for signum in SIGNALS:
         signal.signal(signum, arrived)
 
@@ -55,4 +59,11 @@ def undisturbed() -> Iterator[None]:
         if _held and not _depth:
             signum = _held[0]
             _held.clear()
-            raise Stopped(signum)
+            _stop(signum)
+
+
+def _stop(signum: int) -> None:
+    global _ending
+    if not _ending:
+        _ending = True
+        raise Stopped(signum)

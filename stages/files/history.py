@@ -25,5 +25,8 @@ class HistoryFile:
     def append(self, step: Mapping[str, Any]) -> None:
         """Adds one step."""
         if rank.number() == 0:
-            with self.path.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(step) + "\n")
+            try:
+                with self.path.open("a", encoding="utf-8") as stream:
+                    stream.write(json.dumps(step) + "\n")
+            except OSError as error:  # of a full disk the system names no file
+                raise OSError(error.errno, error.strerror, str(self.path)) from error

@@ -12,7 +12,6 @@ import hashlib
 import importlib.metadata
 import json
 import platform
-import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -50,7 +49,7 @@ class StateFolder:
         self.path = path
 
     def write(self, state: State) -> None:
-        """Saves the state, both files or none, and removes all but the last KEPT; raises OSError with the file's name."""
+        """Saves the state and removes all but the last KEPT; raises OSError with the file's name."""
         weights = safetensors.numpy.save(dict(state.tensors))
         sidecar: dict[str, Any] = {"step": state.step, "weights_sha256": hashlib.sha256(weights).hexdigest(), "fields": dict(state.fields)}
         sidecar["digest"] = outputs.digest(sidecar)
@@ -58,8 +57,7 @@ class StateFolder:
             outputs.write_bytes(self._weights(state.step), weights)
             outputs.write_bytes(self._sidecar(state.step), json.dumps(sidecar).encode())
         for step in self._steps()[KEPT:]:
-            self._sidecar(step).unlink(missing_ok=True)
-            self._weights(step).unlink(missing_ok=True)
+            self._remove(step)
 
     def newest(self) -> State | None:
         """The last state that can be read; each one that cannot is told on stderr. None where there is none."""
@@ -68,6 +66,7 @@ class StateFolder:
                 return self._read(step)
             except _UnusableError as error:
                 say(f"{self._sidecar(step)}: this saved state cannot be used ({error}); the one before it is looked for")
+                self._remove(step)  # or it would be counted among those that are kept
         return None
 
     def remove(self) -> None:
@@ -85,6 +84,12 @@ class StateFolder:
             return State(sidecar["step"], safetensors.numpy.load(weights), sidecar["fields"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
             raise _UnusableError(f"{type(error).__name__}: {error}") from error
+
+    def _remove(self, step: int) -> None:
+        for path in (self._sidecar(step), self._weights(step)):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            path.unlink(missing_ok=True)
 
     def _steps(self) -> list[int]:
         """The steps that there are sidecars of, the last first."""
@@ -139,7 +144,7 @@ def run_name(stage: str, settings: Any, inputs: Sequence[Path]) -> str:
 def code(stage: str) -> list[Path]:
     """The modules that the stage runs, as dvc.yaml lists them."""
     listed = yaml.safe_load((PROJECT / layout.PIPELINE).read_text("utf-8"))["stages"][stage]["deps"]
-    own = [PROJECT / path for path in listed if re.match("stages/", path)]
+    own = [PROJECT / path for path in listed if path.startswith("stages/")]
     return sorted(file for path in own for file in ([path] if path.is_file() else path.rglob("*.py")))
 
 

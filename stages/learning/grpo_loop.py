@@ -170,6 +170,7 @@ def fit(
     with bar(planned, "grpo") as advance, keeper.saved_when_broken_off(progress.state):
         advance(progress.windows)
         while progress.windows < planned:
+            ranks.copy_first(trainable.values())
             step = progress.windows
             iteration, number = step // windows + 1, step % windows
             name = f"iteration {iteration}/{settings.iterations}"
@@ -201,11 +202,14 @@ def fit(
                     }
                     progress.steps.append(row)
                     progress.figures += found
-                    say(f"{where} loss {row['loss']:.4f} reward {row['mean_reward']:.4f} kl {row['mean_kl']:.5f}")
                 if number + 1 == windows:
                     _end_iteration(progress, iteration, name)
             if drawn:
-                history.append(progress.steps[-1])
+                row = progress.steps[-1]
+                history.append(row)
+                say(f"{where} loss {row['loss']:.4f} reward {row['mean_reward']:.4f} kl {row['mean_kl']:.5f}")
+            if number + 1 == windows:
+                _say_iteration(name, progress.history[-1])
             advance()
             keeper.saved_when_due(step + 1, progress.state)
     return GrpoRun(progress.steps, progress.history, planned, progress.refused_groups, _warning(progress.history[-1]))
@@ -226,6 +230,9 @@ def _end_iteration(progress: Progress, iteration: int, name: str) -> None:
     entry = _iteration(iteration, progress.figures, [step for step in progress.steps if step["iteration"] == iteration])
     progress.history.append(entry)
     progress.figures = []
+
+
+def _say_iteration(name: str, entry: dict[str, Any]) -> None:
     say(
         f"{name} mean reward {entry['mean_reward']:.4f} spread {entry['reward_spread']:.4f} "
         f"mean kl {entry['mean_kl']:.5f} policy loss {entry['policy_loss']:.4f}"

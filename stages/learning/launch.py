@@ -45,8 +45,9 @@ def spread(stage: str, path: Path, runtime: Runtime, shares: bool = True) -> Doc
 
 
 def _launch(stage: str, runtime: Runtime, endings: Path) -> None:
-    for name in ("torch.distributed.elastic", "torch.distributed.launcher"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # what it warns of beside the lines of the processes
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith(("torch.distributed.elastic", "torch.distributed.launcher")):  # each has a level of its own
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # or it would tell of signals beside the lines of the processes
     config = LaunchConfig(
         min_nodes=runtime.nodes,
         max_nodes=runtime.nodes,
@@ -61,38 +62,46 @@ def _launch(stage: str, runtime: Runtime, endings: Path) -> None:
         shutdown_timeout=SHUTDOWN_SECONDS,
     )
     machines = f" on each of {runtime.nodes} machines, which meet at {runtime.rendezvous}" if runtime.rendezvous else ""
-    say(f"starting {runtime.processes} processes{machines}")
+    say(f"starting {runtime.processes} process{'es' if runtime.processes > 1 else ''}{machines}")
     os.environ[rank.LAUNCHER], os.environ[rank.ENDINGS] = str(os.getpid()), str(endings)
     if runtime.rendezvous is None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
     try:
         elastic_launch(config, sys.executable)("-m", f"stages.{stage}")
     except SignalException as error:
+        stopping.listen(ending=True)
         stopped = Stopped(error.sigval)
         for note in _kept(endings):
             stopped.add_note(note)
         raise stopped from None
     except ChildFailedError as error:
-        raise RanksError(_told(stage, error, runtime, endings)) from None
+        raise _failure(stage, error, runtime, endings) from None
     except (RendezvousError, OSError) as error:
         raise RanksError(f"runtime.rendezvous: the processes did not meet ({type(error).__name__}: {error})") from error
+    else:
+        stopping.listen()  # as before the launcher, which raises an exception of its own, had the signals
     finally:
-        stopping.listen()  # as before the launcher, which raises an exception of its own, had them
         del os.environ[rank.LAUNCHER], os.environ[rank.ENDINGS]
 
 
-def _told(stage: str, error: ChildFailedError, runtime: Runtime, endings: Path) -> list[str]:
-    """What the processes refused, each line once; where none did, which of them failed first, and how."""
-    refused = rank.endings(endings, [rank.REFUSED])
+def _failure(stage: str, error: ChildFailedError, runtime: Runtime, endings: Path) -> RanksError:
+    """What the processes refused, each line once; where none did, which of them failed by itself, and how."""
+    left = rank.endings(endings)
+    refused = [ending for ending in left.values() if ending.kind == rank.REFUSED]
     if refused:
-        return list(dict.fromkeys(line for ending in refused for line in ending.lines))
-    number, failure = error.get_first_failure()
-    how = f"was ended by {signal.Signals(-failure.exitcode).name}" if failure.exitcode < 0 else f"failed with exit code {failure.exitcode}"
-    who = f"{stage}: process {number} of {runtime.processes * runtime.nodes} {how}, and the others were ended with it"
-    return ["; ".join([who, *_kept(endings)])]
+        told = RanksError(list(dict.fromkeys(line for ending in refused for line in ending.lines)))
+        told.exit_code = refused[0].code
+    else:
+        alone = {number: failure for number, failure in error.failures.items() if number not in left}
+        number, failure = next(iter(alone.items()), error.get_first_failure())
+        code = failure.exitcode
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
+        told = RanksError(f"{stage}: process {number} of {runtime.processes * runtime.nodes} {how}, and the others were ended with it")
+    for note in _kept(endings):
+        told.add_note(note)
+    return told
 
 
 def _kept(endings: Path) -> list[str]:
     """What the processes say of what they kept."""
-    found = rank.endings(endings, [rank.STOPPED, rank.LOST])
-    return list(dict.fromkeys(note for ending in found for note in ending.notes))
+    return list(dict.fromkeys(note for ending in rank.endings(endings).values() for note in ending.notes))

@@ -22,7 +22,8 @@ from stages.core.settings.runtime import Runtime
 T = TypeVar("T")
 
 TIMEOUT = datetime.timedelta(hours=6)
-"""How long one waits for the others: as long as the longest step may take. One that has ended is noticed at once."""
+"""How long one waits for the others: as long as the longest step may take. One whose process ends is noticed at once, by its
+launcher; a machine that goes without a word, when this is over."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,17 @@ class Ranks:
         _waiting_for_others(lambda: dist.broadcast_object_list(outcomes))
         found: T = _found(outcomes[0])
         return found
+
+    def copy_first(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Gives every process the first one's numbers: where their processors differ, the same step rounds differently."""
+        if self.size == 1:
+            return
+        held = list(parameters)
+        flat = torch.cat([one.detach().flatten() for one in held])
+        _waiting_for_others(lambda: dist.broadcast(flat, 0))
+        with torch.no_grad():
+            for parameter, part in zip(held, flat.split([one.numel() for one in held]), strict=True):
+                parameter.copy_(part.view_as(parameter))
 
 
 class GradientSum:

@@ -50,13 +50,12 @@ class Keeper:
         self._whole = True
 
     def restore(self, state: State) -> None:
-        """Puts parameters and moments back; raises ValueError where they are of another shape."""
+        """Puts parameters and moments back, which are the same run's and so of the same shapes."""
         tensors = {name: torch.from_numpy(value).clone() for name, value in state.tensors.items()}
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 value = tensors[PARAMETER + name]
-                if value.shape != parameter.shape:
-                    raise ValueError(f"{name} has shape {list(value.shape)} in a saved state, expected {list(parameter.shape)}")
+                assert value.shape == parameter.shape, f"{name} has shape {list(value.shape)}, expected {list(parameter.shape)}"
                 parameter.copy_(value)
         self._optimizer.restore({name.removeprefix(OPTIMIZER): value for name, value in tensors.items() if name.startswith(OPTIMIZER)})
         self._saved = state.step
@@ -76,18 +75,29 @@ class Keeper:
 
     @contextlib.contextmanager
     def saved_when_broken_off(self, progress: Callable[[], State]) -> Iterator[None]:
-        """Saves where the block ends before its time, by a signal, a refusal or a mistake: what is lost is the step under way."""
+        """Saves where the block ends before its time, by a signal, a refusal or a mistake: what is lost is the step under way.
+
+        A step that broke off half done, which only a mistake does, leaves the state before it that was saved.
+        """
         try:
             yield
         except BaseException as error:
-            if self._saving.folder is not None and self._whole:
+            if self._saving.folder is not None:
                 with undisturbed():
-                    state = progress()
-                    if state.step > self._saved:
-                        self._save(state)
-                    if self._saved:
-                        error.add_note(f"the state after step {self._saved}/{self._planned_steps} is saved: the same run goes on from it")
+                    self._save_last(progress(), error)
+                if self._saved:
+                    error.add_note(f"the state after step {self._saved}/{self._planned_steps} is saved: the same run goes on from it")
             raise
+
+    def _save_last(self, progress: State, error: BaseException) -> None:
+        """Saves a training that ends with the error; that this fails too is a note beside it."""
+        if not self._whole or progress.step == self._saved:
+            return
+        try:
+            self._save(progress)
+        except OSError as failure:
+            if failure is not error:
+                error.add_note(f"the state after step {progress.step} could not be saved ({failure.filename}: {failure.strerror})")
 
     def _save(self, progress: State) -> None:
         """Writes the loop's progress with the parameters and the moments."""

@@ -114,6 +114,7 @@ def fit(
     with bar(planned, "reward") as advance, keeper.saved_when_broken_off(progress.state):
         advance(len(progress.steps))
         while len(progress.steps) < planned:
+            ranks.copy_first(trainable.values())
             step = len(progress.steps)
             epoch, number = divmod(step, windows)
             window = shuffled(count_pairs, settings.seed, epoch)[number * settings.accumulation : (number + 1) * settings.accumulation]
@@ -141,8 +142,8 @@ def fit(
                     "learning_rate": optimizer.rate(step),
                 }
                 progress.steps.append(row)
-                say(f"{where} loss {row['loss']:.4f} accuracy {row['accuracy']:.3f} score margin {row['mean_score_margin']:.4f}")
             history.append(row)
+            say(f"{where} loss {row['loss']:.4f} accuracy {row['accuracy']:.3f} score margin {row['mean_score_margin']:.4f}")
             if number + 1 == windows:
                 _say_epoch(f"epoch {epoch + 1}/{settings.epochs}", progress.epoch_scores())
             advance()

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from stages.model.layers import stack
@@ -19,10 +20,9 @@ def spread(model: PreTrainedModel, device: torch.device) -> None:
     """Leaves this process its part of every layer, on the device, and all else whole. All processes call it, having met before."""
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     layers = stack(model)
-    within = {id(parameter) for parameter in layers.parameters()}
     for layer in layers:
         fully_shard(layer, mesh=mesh)
-    whole = {parameter for parameter in model.parameters() if id(parameter) not in within and not hasattr(parameter, "to_local")}
+    whole = {parameter for parameter in model.parameters() if not isinstance(parameter, DTensor)}
     fully_shard(model.base_model, mesh=mesh, ignored_params=whole)
     for tensor in chain(whole, model.buffers()):
         tensor.data = tensor.data.to(device)

@@ -1,8 +1,11 @@
 import errno
 import os
+import signal
+from pathlib import Path
 
 import pytest
 
+from stages.core import stopping
 from stages.core.atomic import together, write_bytes
 
 
@@ -56,3 +59,19 @@ def test_a_set_within_a_set_appears_with_it(tmp_path):
             write_bytes(tmp_path / "inner", b"")
         assert all(path.name.endswith(".tmp") for path in tmp_path.iterdir())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["inner", "outer"]
+
+
+def test_a_signal_waits_until_all_that_was_written_together_has_its_names(tmp_path, monkeypatch):
+    """Or there would be one file of the old pair and one of the new."""
+    before = signal.getsignal(signal.SIGTERM)
+    stopping.listen()
+    replace = Path.replace
+    monkeypatch.setattr(Path, "replace", lambda self, target: (signal.raise_signal(signal.SIGTERM), replace(self, target)))
+    try:
+        with pytest.raises(stopping.Stopped), together():
+            write_bytes(tmp_path / "a", b"1")
+            write_bytes(tmp_path / "b", b"2")
+    finally:
+        for signum in stopping.SIGNALS:
+            signal.signal(signum, before)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]

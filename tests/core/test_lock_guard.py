@@ -5,10 +5,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import voluptuous
+from dvc.schema import COMPILED_LOCKFILE_SCHEMA
+from dvc.utils.serialize import YAMLFileCorruptedError, parse_yaml
 
 from stages.core import lock_guard
 from stages.core.lock_guard import is_whole, watch
@@ -23,15 +25,15 @@ stages:
     deps:
     - path: data
       hash: md5
-      md5: aa
+      md5: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
       size: 1
     outs:
     - path: artifacts/reward
       hash: md5
-      md5: bb.dir
+      md5: bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb.dir
       size: 2
 """
-SECOND = FIRST.replace("aa", "cc") + FIRST[FIRST.index("  reward:") :].replace("reward", "grpo")
+SECOND = FIRST.replace("aaaa", "cccc") + FIRST[FIRST.index("  reward:") :].replace("reward", "grpo")
 
 
 @pytest.fixture
@@ -42,34 +44,52 @@ def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_a_part_of_a_file_is_told_from_a_whole_one():
-    """Cut anywhere but behind a file's digest: a stage that lacks the next ones is one that DVC itself finds changed."""
-    lines = SECOND.splitlines(keepends=True)
-    harmless = ("      md5", "      size", "    cmd")
-    ends = [len("".join(lines[: number + 1])) for number, line in enumerate(lines) if line.startswith(harmless)]
-    last = SECOND.index("  grpo:")
-    wrong = [end for end in range(len(SECOND)) if is_whole(SECOND[:end].encode(), SECOND.encode()) != (end in ends and end > last)]
+def readable(content: str) -> bool:
+    """Whether DVC itself takes it for its lock file."""
+    try:
+        COMPILED_LOCKFILE_SCHEMA(parse_yaml(content, "dvc.lock"))
+    except (YAMLFileCorruptedError, voluptuous.Invalid):
+        return False
+    return True
+
+
+def test_what_dvc_cannot_read_is_no_whole_file():
+    """Cut at any character: what passes here is what DVC reads, or goes without."""
+    wrong = [end for end in range(len(SECOND)) if is_whole(SECOND[:end].encode()) and not readable(SECOND[:end])]
     assert wrong == []
+    assert is_whole(SECOND.encode())
+    assert is_whole(None)
 
 
-@pytest.mark.parametrize(
-    ("content", "before", "whole"),
-    [(SECOND, FIRST, True), (FIRST, None, True), (FIRST, SECOND, False), (None, FIRST, False), (None, None, True), ("[1]", FIRST, False)],
-)
-def test_a_file_is_whole_if_it_has_all_the_stages_that_it_had(content: str | None, before: str | None, whole: bool):
-    assert is_whole(content and content.encode(), before and before.encode()) == whole
+OTHERS = ("path: s3://a/b\n      hash: md5\n      etag: aa", "path: a\n      files:\n      - relpath: b\n        md5: c", "path: a")
 
 
-def ended_by(program: str, then: Callable[[], object] = lambda: None) -> None:
+@pytest.mark.parametrize("item", OTHERS)
+def test_files_that_have_no_md5_are_whole_too(item: str):
+    assert is_whole(f"schema: '2.0'\nstages:\n  one:\n    cmd: two\n    deps:\n    - {item}\n".encode())
+
+
+def test_stages_that_are_gone_are_no_sign_of_a_kill(lock: Path):
+    """Another commit that was checked out as the run ended."""
+    lock.write_text(SECOND)
+    ended_by(writes(FIRST))
+    assert lock.read_text() == FIRST
+
+
+def ended_by(program: str) -> None:
     """Watches a process that runs the program and then is killed."""
-    program = f"import time; {program}; print(flush=True); time.sleep(60)"
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as dvc:
+    program = f"import time; input(); {program}; print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as dvc:
         watching = threading.Thread(target=watch, args=(dvc.pid,))
         watching.start()
+        assert dvc.stdin is not None
         assert dvc.stdout is not None
+        while not list(Path(".state").glob("lock_guard.*")):
+            time.sleep(0.01)
+        dvc.stdin.write(b"go\n")
+        dvc.stdin.flush()
         dvc.stdout.readline()
         dvc.kill()
-        then()
         watching.join(timeout=10)
         assert not watching.is_alive()
     assert not list(Path(".state").iterdir())
@@ -77,7 +97,7 @@ def ended_by(program: str, then: Callable[[], object] = lambda: None) -> None:
 
 def writes(content: str) -> str:
     """A program that writes dvc.lock when it is watched."""
-    return f"time.sleep(0.3); open('dvc.lock', 'w').write({content!r})"
+    return f"time.sleep(0.1); file = open('dvc.lock', 'w'); file.write({content!r}); file.flush()"
 
 
 def test_half_a_file_is_put_back(lock: Path):
@@ -102,11 +122,14 @@ def test_half_a_file_where_none_was_is_removed(lock: Path):
     assert not lock.exists()
 
 
-def test_half_a_file_that_another_dvc_is_writing_is_left_to_it(lock: Path):
-    """The second finishes a moment after the first was killed."""
-    finishing = threading.Timer(0.15, lambda: lock.write_text(SECOND))
-    ended_by(writes("stages: ["), then=finishing.start)
-    finishing.join()
+def test_half_a_file_that_another_dvc_is_writing_is_left_to_it(lock: Path, monkeypatch: pytest.MonkeyPatch):
+    """The second finishes while the one that watches waits for it."""
+    monkeypatch.setattr(lock_guard.time, "sleep", lambda _: lock.write_text(SECOND))
+    lock.write_text("stages: [")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as dvc:
+        assert dvc.stdin is not None
+        threading.Timer(0.3, dvc.stdin.close).start()
+        watch(dvc.pid)
     assert lock.read_text() == SECOND
 
 

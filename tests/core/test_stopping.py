@@ -10,9 +10,11 @@ from stages.core.stopping import Stopped, undisturbed
 
 @pytest.fixture(autouse=True)
 def handled():
-    before = signal.signal(signal.SIGTERM, stopping.arrived)
+    before = {signum: signal.getsignal(signum) for signum in stopping.SIGNALS}
+    stopping.listen()
     yield
-    signal.signal(signal.SIGTERM, before)
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
 
 
 def test_a_signal_is_raised_where_the_process_stands():
@@ -40,3 +42,17 @@ def test_a_failure_of_the_work_is_not_lost_behind_the_signal():
         signal.raise_signal(signal.SIGTERM)
         raise KeyError("work")
     assert isinstance(stopped.value.__context__, KeyError)
+
+
+def test_a_second_signal_does_not_break_off_what_the_first_one_has_put_in_order():
+    done = []
+    with pytest.raises(Stopped) as stopped:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+            done.append("saved")
+            with undisturbed():
+                signal.raise_signal(signal.SIGINT)
+            done.append("told")
+    assert (done, stopped.value.signum) == (["saved", "told"], signal.SIGTERM)

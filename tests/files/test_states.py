@@ -79,6 +79,8 @@ def test_a_broken_state_is_told_and_the_one_before_it_taken(ending: str, damage:
     require_equal(folder.newest(), state(5))
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("run/000000010.json: this saved state cannot be used (")
+    folder.write(state(7))  # the run goes on from there, and both that are kept are sound
+    assert sorted(file.name for file in folder.path.glob("*.json")) == ["000000005.json", "000000007.json"]
 
 
 def test_weights_of_one_step_are_never_taken_with_the_fields_of_another():
@@ -135,8 +137,10 @@ def test_another_input_another_stage_and_another_version_are_other_runs(monkeypa
     INPUTS[0].write_text("b\n")
     assert states.run_name("reward", settings, INPUTS) != first
     INPUTS[0].write_text("a\n")
-    monkeypatch.setattr(states.importlib.metadata, "version", lambda name: "0" if name == "torch" else "1")
-    assert states.run_name("reward", settings, INPUTS) != first
+    version = states.importlib.metadata.version
+    for library in ("torch", "transformers", "peft", "tokenizers", "safetensors", "numpy"):
+        monkeypatch.setattr(states.importlib.metadata, "version", lambda name, library=library: "0" if name == library else version(name))
+        assert states.run_name("reward", settings, INPUTS) != first
 
 
 def test_other_code_is_another_run_and_code_is_what_dvc_yaml_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -170,13 +170,33 @@ def test_a_number_that_is_not_finite_leaves_the_last_state(folder: StateFolder):
     assert resumed.bytes() == train_policy(fitting_prompts(6), runs.Written([[1.0, 2.0, 4.0]]), **POLICY).bytes()
 
 
+def test_a_state_that_cannot_be_saved_is_told_beside_what_ended_the_run(folder: StateFolder, monkeypatch: pytest.MonkeyPatch):
+    def full(_folder: StateFolder, state: State) -> None:
+        if state.step > 4:
+            raise OSError(28, "No space left on device", "run/000000005.safetensors")
+        write(folder, state)
+
+    write = StateFolder.write
+    monkeypatch.setattr(StateFolder, "write", full)
+    broken_off(monkeypatch, grpo_loop, 7)
+    with pytest.raises(BrokenOffError) as error:
+        policy(Saving(folder, 4))
+    assert error.value.__notes__ == [
+        "the state after step 7 could not be saved (run/000000005.safetensors: No space left on device)",
+        "the state after step 4/12 is saved: the same run goes on from it",
+    ]
+    with pytest.raises(OSError, match="No space left on device") as failure:  # in the midst of a run it ends it
+        policy(Saving(folder, 5))
+    assert failure.value.__notes__[-1] == "the state after step 4/12 is saved: the same run goes on from it"
+
+
 def test_a_state_of_other_shapes_is_refused(folder: StateFolder):
     policy(Saving(folder, 5))
     state = folder.newest()
     assert state is not None
     name = next(name for name in state.tensors if name.endswith("lora_B.weight"))
     folder.write(State(20, {**state.tensors, name: np.zeros((1, 8), np.float32)}, state.fields))
-    with pytest.raises(ValueError, match=r"has shape \[1, 8\] in a saved state, expected \[\d+, 8\]"):
+    with pytest.raises(AssertionError, match=r"has shape \[1, 8\], expected \[\d+, 8\]"):
         policy(Saving(folder, 5))
 
 

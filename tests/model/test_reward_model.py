@@ -37,6 +37,10 @@ def scores(reward: RewardModel, rows: list[list[int]]) -> Tensor:
     return reward.scores([Completed(row[:-1], [row[-1:]]) for row in rows])
 
 
+TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+"""Of a llama, all of them."""
+
+
 def directly(reward: RewardModel, row: list[int]) -> Tensor:
     with torch.no_grad():
         hidden = reward.model(input_ids=torch.tensor([row]), output_hidden_states=True).hidden_states[-1]
@@ -123,7 +127,7 @@ def test_factors_and_head_train_together_and_the_head_has_no_adapter():
 def test_a_reward_model_comes_back_from_its_artifact_with_equal_scores_and_a_frozen_head():
     reward = trained()
     tensors = adapters.to_numpy(reward.trainable())
-    artifact = Artifact(REWARD, "tiny", None, "0", 4, 8.0, ["q_proj"], [0, 1], 32, {}, tensors)
+    artifact = Artifact(REWARD, "tiny", None, "0", 4, 8.0, TARGETS, [0, 1], 32, {}, tensors)
     assert artifact.problems() == []
     model = tiny.model()
     held = tiny.adapted(model)

@@ -35,7 +35,7 @@ class Runtime:
     checkpoint_every: int = setting(at_least(1, "checkpoint_every must be at least one step"))
     """Optimizer steps of reward and grpo between two saved states; a run that is broken off goes on from the last one."""
     processes: int = setting(between(1, MOST_PROCESSES, "processes must be at least one"))
-    """Processes on this machine that share reward and grpo, one per device."""
+    """Processes on this machine that share reward and grpo; on GPUs, one for each."""
     nodes: int = setting(between(1, MOST_PROCESSES, "nodes must be at least one"))
     """Machines that share them, each with so many processes."""
     rendezvous: str | None = setting(_endpoint)
@@ -52,6 +52,6 @@ class Runtime:
             found.append(f"runtime.rendezvous: {self.rendezvous} is for several machines, and runtime.nodes is 1; set either")
         if self.shard and self.processes * self.nodes == 1:
             found.append("runtime.shard: one process has no other to spread the base over; set runtime.processes, or runtime.shard=false")
-        if self.processes > 1 and ":" in self.device:
-            found.append(f"runtime.device: {self.device} is one device, and runtime.processes={self.processes} need one each; set cuda")
+        if self.processes * self.nodes > 1 and ":" in self.device:
+            found.append(f"runtime.device: {self.device} is one device, and several processes need one each; set cuda")
         return found

@@ -193,7 +193,7 @@ def test_a_count_has_an_upper_bound(key):
         ),
         (
             {"processes": 2, "device": "cuda:1"},
-            "runtime.device: cuda:1 is one device, and runtime.processes=2 need one each; set cuda",
+            "runtime.device: cuda:1 is one device, and several processes need one each; set cuda",
         ),
     ],
 )
