@@ -205,8 +205,9 @@ def _end(stage: str, ending: Ending) -> NoReturn:
 
 def _ignore_signals() -> None:
     """The process is about to end: a second signal would only put a traceback beside what it says."""
-    for signum in stopping.SIGNALS:
-        signal.signal(signum, signal.SIG_IGN)
+    if _running() is not None:
+        for signum in stopping.SIGNALS:
+            signal.signal(signum, signal.SIG_IGN)
 
 
 def _tell(stage: str, ending: Ending) -> None:

@@ -85,13 +85,14 @@ held.add_fresh("policy", runs.toy_plan(model), seed=0)
 held.use("policy")
 group = Completed([6, 7, 8], [[9 + (place + draw) % 20 for place in range(tokens)] for draw in range(8)])
 
-def peak():  # of this process alone: getrusage counts what its parent held when it was started
-    return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024
+def status(field):
+    return int(re.search(rf"{field}:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024
 
-before = peak()
+Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here on
+before = status("VmRSS")
 (scores,) = held.passes.token_scores([group], 0.7)
 scores.log_probs.sum().backward()
-print(peak() - before)
+print(status("VmHWM") - before)
 """
 
 
