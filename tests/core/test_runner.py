@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from stages.core import runner, stopping
+from stages.core.errors import DataError
+
 ROOT = Path(__file__).parents[2]
 
 STAGE = '''
@@ -214,3 +217,12 @@ def test_the_collector_rests_while_a_stage_imports_and_runs_again_in_its_work(pr
     # a process that only imports the module keeps its collector
     program = "import gc, stages.core.runner; assert gc.isenabled()"
     subprocess.run([sys.executable, "-c", program], cwd=project, env=environment(), check=True)
+
+
+def test_a_process_that_only_calls_a_stage_keeps_its_signals():
+    before = {signum: signal.getsignal(signum) for signum in stopping.SIGNALS}
+    with pytest.raises(SystemExit):
+        runner.finish("sample", lambda: "text")
+    with pytest.raises(SystemExit):
+        runner.finish("sample", lambda: (_ for _ in ()).throw(DataError("refused")))
+    assert {signum: signal.getsignal(signum) for signum in stopping.SIGNALS} == before

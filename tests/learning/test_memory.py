@@ -74,7 +74,6 @@ from pathlib import Path
 import torch
 from stages.model.groups import Completed
 from tests import tiny
-from tests.conftest import ROOT
 from tests.learning import runs
 
 torch.set_num_threads(1)
