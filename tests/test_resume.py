@@ -158,7 +158,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_bytes_of_one_that_was_not(projec
     before = steps(log.read_text())
     said = go_on(project, stage)
     after = steps(said)
-    assert len(set(before) & set(after)) < 5  # runtime.checkpoint_every
+    assert len(set(before) & set(after)) <= 5  # runtime.checkpoint_every: a step may be told and not yet saved
     assert sorted({*before, *after}) == list(range(1, max(after) + 1))
     assert (f"resuming at step {after[0]}/{max(after)}: " in said) == (after[0] > 1)
     assert after[0] > 1 or step < 5
