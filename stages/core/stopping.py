@@ -11,7 +11,8 @@ _held: list[int] = []
 """Signals that came while none was let through."""
 _depth = 0
 _ending = False
-"""Whether one was raised: those that come after it, while what it ends is put in order, change nothing."""
+"""Whether the run is ending, by a signal that was raised or by what `ends` was told of: those that come after it, while what
+it ends is put in order, change nothing."""
 
 
 class Stopped(SystemExit):
@@ -45,6 +46,12 @@ def listen(ending: bool = False) -> None:
     _ending = ending
     for signum in SIGNALS:
         signal.signal(signum, arrived)
+
+
+def ends() -> None:
+    """Says that the run is ending by something else, an error: a signal would take its place, and what it says would be lost."""
+    global _ending
+    _ending = True
 
 
 @contextlib.contextmanager

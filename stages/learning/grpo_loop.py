@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from stages.core.errors import TrainingError
 from stages.core.progress import bar, say
 from stages.core.settings.grpo import Grpo
+from stages.core.stopping import undisturbed
 from stages.files.history import HistoryFile
 from stages.files.states import State
 from stages.learning import schedule
@@ -188,29 +189,30 @@ def fit(
                 except NotFiniteGradientError as error:
                     loop.blame(drawn, trainable.values(), name, step, error)
                     raise
-            with keeper.step():
-                progress.refused_groups += refused
-                progress.windows += 1
+            with undisturbed():  # a step that is taken is told
+                with keeper.step():
+                    progress.refused_groups += refused
+                    progress.windows += 1
+                    if drawn:
+                        optimizer.step(step)
+                        row = {
+                            "step": step + 1,
+                            "iteration": iteration,
+                            **_means(found),
+                            "grad_norm": norm,
+                            "learning_rate": optimizer.rate(step),
+                        }
+                        progress.steps.append(row)
+                        progress.figures += found
+                    if number + 1 == windows:
+                        _end_iteration(progress, iteration, name)
                 if drawn:
-                    optimizer.step(step)
-                    row = {
-                        "step": step + 1,
-                        "iteration": iteration,
-                        **_means(found),
-                        "grad_norm": norm,
-                        "learning_rate": optimizer.rate(step),
-                    }
-                    progress.steps.append(row)
-                    progress.figures += found
+                    row = progress.steps[-1]
+                    history.append(row)
+                    say(f"{where} loss {row['loss']:.4f} reward {row['mean_reward']:.4f} kl {row['mean_kl']:.5f}")
                 if number + 1 == windows:
-                    _end_iteration(progress, iteration, name)
-            if drawn:
-                row = progress.steps[-1]
-                history.append(row)
-                say(f"{where} loss {row['loss']:.4f} reward {row['mean_reward']:.4f} kl {row['mean_kl']:.5f}")
-            if number + 1 == windows:
-                _say_iteration(name, progress.history[-1])
-            advance()
+                    _say_iteration(name, progress.history[-1])
+                advance()
             keeper.saved_when_due(step + 1, progress.state)
     return GrpoRun(progress.steps, progress.history, planned, progress.refused_groups, _warning(progress.history[-1]))
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.core.progress import say
-from stages.core.stopping import undisturbed
+from stages.core.stopping import ends, undisturbed
 from stages.files.states import State, StateFolder
 from stages.learning.optimizer import Optimizer
 from stages.learning.ranks import ALONE, Ranks
@@ -82,9 +82,9 @@ class Keeper:
         try:
             yield
         except BaseException as error:
+            ends()  # where a process was lost, its launcher sends a signal that comes just now
             if self._saving.folder is not None:
-                with undisturbed():
-                    self._save_last(progress(), error)
+                self._save_last(progress(), error)
                 if self._saved:
                     error.add_note(f"the state after step {self._saved}/{self._planned_steps} is saved: the same run goes on from it")
             raise

@@ -15,6 +15,7 @@ from torch import Tensor
 from stages.core.errors import TrainingError
 from stages.core.progress import bar, say
 from stages.core.settings.reward import Reward
+from stages.core.stopping import undisturbed
 from stages.files.history import HistoryFile
 from stages.files.states import State
 from stages.learning import schedule
@@ -126,27 +127,28 @@ def fit(
             except NotFiniteGradientError as error:
                 _blame(reward_model, pairs, window, where, error)
                 raise
-            with keeper.step():
-                optimizer.step(step)
-                if number == 0:
-                    progress.scores = []
-                progress.scores.append(scores)
-                ordered = pair_order(scores.chosen, scores.rejected)
-                row = {
-                    "step": step + 1,
-                    "epoch": epoch + 1,
-                    "loss": float(scores.loss.mean()),
-                    "accuracy": float(ordered.correct.mean()),
-                    "mean_score_margin": float(ordered.margins.mean()),
-                    "grad_norm": norm,
-                    "learning_rate": optimizer.rate(step),
-                }
-                progress.steps.append(row)
-            history.append(row)
-            say(f"{where} loss {row['loss']:.4f} accuracy {row['accuracy']:.3f} score margin {row['mean_score_margin']:.4f}")
-            if number + 1 == windows:
-                _say_epoch(f"epoch {epoch + 1}/{settings.epochs}", progress.epoch_scores())
-            advance()
+            with undisturbed():  # a step that is taken is told
+                with keeper.step():
+                    optimizer.step(step)
+                    if number == 0:
+                        progress.scores = []
+                    progress.scores.append(scores)
+                    ordered = pair_order(scores.chosen, scores.rejected)
+                    row = {
+                        "step": step + 1,
+                        "epoch": epoch + 1,
+                        "loss": float(scores.loss.mean()),
+                        "accuracy": float(ordered.correct.mean()),
+                        "mean_score_margin": float(ordered.margins.mean()),
+                        "grad_norm": norm,
+                        "learning_rate": optimizer.rate(step),
+                    }
+                    progress.steps.append(row)
+                history.append(row)
+                say(f"{where} loss {row['loss']:.4f} accuracy {row['accuracy']:.3f} score margin {row['mean_score_margin']:.4f}")
+                if number + 1 == windows:
+                    _say_epoch(f"epoch {epoch + 1}/{settings.epochs}", progress.epoch_scores())
+                advance()
             keeper.saved_when_due(step + 1, progress.state)
     last = progress.epoch_scores()
     ordered = pair_order(last.chosen, last.rejected)

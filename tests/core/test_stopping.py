@@ -56,3 +56,14 @@ def test_a_second_signal_does_not_break_off_what_the_first_one_has_put_in_order(
                 signal.raise_signal(signal.SIGINT)
             done.append("told")
     assert (done, stopped.value.signum) == (["saved", "told"], signal.SIGTERM)
+
+
+def test_a_signal_does_not_take_the_place_of_the_error_that_the_run_ends_with():
+    with pytest.raises(KeyError):
+        try:
+            raise KeyError("work")
+        except KeyError:
+            stopping.ends()
+            with undisturbed():
+                signal.raise_signal(signal.SIGTERM)
+            raise

@@ -1,6 +1,8 @@
 """A training that was broken off goes on, and ends with the bytes of one that was not."""
 
 import json
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from stages.core import stopping
 from stages.core.errors import TrainingError
 from stages.files.states import State, StateFolder
 from stages.learning import grpo_loop, reward_loop
@@ -188,6 +191,53 @@ def test_a_state_that_cannot_be_saved_is_told_beside_what_ended_the_run(folder: 
     with pytest.raises(OSError, match="No space left on device") as failure:  # in the midst of a run it ends it
         policy(Saving(folder, 5))
     assert failure.value.__notes__[-1] == "the state after step 4/12 is saved: the same run goes on from it"
+
+
+@pytest.fixture
+def listening() -> Iterator[None]:
+    before = {signum: signal.getsignal(signum) for signum in stopping.SIGNALS}
+    stopping.listen()
+    yield
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
+
+
+@pytest.mark.usefixtures("listening")
+def test_a_signal_that_comes_while_a_broken_off_run_is_saved_takes_nothing_from_what_it_says(
+    folder: StateFolder, monkeypatch: pytest.MonkeyPatch
+):
+    """Where one of several processes is lost, the others fail for want of it and get their launcher's signal at once."""
+
+    def write(folder: StateFolder, state: State, write: Any = StateFolder.write) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        write(folder, state)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(StateFolder, "write", write)
+    broken_off(monkeypatch, grpo_loop, 3)
+    with pytest.raises(BrokenOffError) as error:
+        policy(Saving(folder, 5))
+    assert error.value.__notes__ == ["the state after step 3/12 is saved: the same run goes on from it"]
+
+
+@pytest.mark.usefixtures("listening")
+@pytest.mark.parametrize(("train", "loop"), [(policy, grpo_loop), (reward, reward_loop)])
+def test_a_step_that_is_taken_while_a_signal_waits_is_told(folder: StateFolder, monkeypatch: pytest.MonkeyPatch, train: Any, loop: Any):
+    class Signalled(Optimizer):
+        def step(self, step: int) -> None:
+            super().step(step)
+            if step == 4:
+                signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(loop, "Optimizer", Signalled)
+    history, said = runs.Appended(), list[str]()
+    monkeypatch.setattr(runs, "Appended", lambda: history)
+    monkeypatch.setattr(loop, "say", said.append)
+    with pytest.raises(stopping.Stopped) as stopped:
+        train(Saving(folder, 100))
+    assert stopped.value.__notes__ == ["the state after step 5/12 is saved: the same run goes on from it"]
+    assert len(history) == 5
+    assert any("step 5/12 loss" in line for line in said)
 
 
 def test_a_state_of_other_shapes_is_refused(folder: StateFolder):
