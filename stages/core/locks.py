@@ -19,10 +19,10 @@ def held(path: Path, waiting: Callable[[], object] = lambda: None) -> Iterator[I
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(path, file)
         except BlockingIOError:
             waiting()
-            fcntl.flock(file, fcntl.LOCK_EX)
+            _lock(path, file, wait=True)
         file.seek(0)
         yield file
 
@@ -37,7 +37,7 @@ def held_at_once(path: Path, *, passing: bool = False) -> Iterator[bool]:
     while True:
         with path.open("a+") as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock(path, file)
             except BlockingIOError:
                 yield False
                 return
@@ -63,7 +63,7 @@ def held_alone(path: Path, what: str, patience: float, tell: Callable[[str], obj
         told = False
         while True:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock(path, file)
                 break
             except BlockingIOError:
                 holder = path.read_text(encoding="ascii").strip() or "another one"
@@ -80,6 +80,16 @@ def held_alone(path: Path, what: str, patience: float, tell: Callable[[str], obj
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield
+
+
+def _lock(path: Path, file: IO[str], wait: bool = False) -> None:
+    """Locks it; raises BlockingIOError where another holds it, an OSError with the file's name where its file system cannot lock."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror} (the file system does not lock files)", str(path)) from error
 
 
 def _is_at(path: Path, file: IO[str]) -> bool:

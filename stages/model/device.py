@@ -42,12 +42,15 @@ def set_threads(runtime: Runtime) -> None:
     """Sets torch's CPU threads, null leaving torch's own choice, and warns where there are fewer CPUs than threads that want them."""
     if runtime.threads is not None:
         torch.set_num_threads(runtime.threads)
-    threads, available = torch.get_num_threads(), processors()
+    processes = runtime.processes if rank.launched_by() is not None else 1
+    threads, available = torch.get_num_threads() * processes, processors()
+    several = f"{processes} processes of {threads // processes} threads each" if processes > 1 else f"{threads} threads"
     if threads > available:
-        say(f"runtime.threads: {threads} threads on {available} CPUs take many times as long; lower it")
-    elif threads > 1 and threads + (busy := count_competing_threads()) > available:
+        lower = "it, or runtime.processes" if processes > 1 else "it"
+        say(f"runtime.threads: {several} on {available} CPUs take many times as long; lower {lower}")
+    elif processes == 1 and threads > 1 and threads + (busy := count_competing_threads()) > available:
         say(
-            f"runtime.threads: {threads} threads beside {busy} of other processes on {available} CPUs wait for each other and can take "
+            f"runtime.threads: {several} beside {busy} of other processes on {available} CPUs wait for each other and can take "
             "many times as long; lower it, or end the others"
         )
 

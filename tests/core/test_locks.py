@@ -1,8 +1,11 @@
+import errno
+import fcntl
 import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,3 +98,14 @@ def test_a_passing_lock_leaves_no_file_and_is_not_taken_twice(tmp_path: Path):
     with pytest.raises(KeyError), held_at_once(path, passing=True):
         raise KeyError
     assert not path.exists()
+
+
+@pytest.mark.parametrize("lock", [held, held_at_once, lambda path: held_alone(path, "grpo", 0, print)])
+def test_a_file_system_that_cannot_lock_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: Any):
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with pytest.raises(OSError, match=r"No locks available \(the file system does not lock files\)") as failure, lock(tmp_path / "lock"):
+        pass
+    assert failure.value.filename == str(tmp_path / "lock")

@@ -67,6 +67,17 @@ def test_threads_that_others_compete_with_are_said_and_one_thread_never_is(
         assert (line in capsys.readouterr().err) == warned
 
 
+def test_the_threads_of_all_processes_that_share_a_stage_are_counted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(device, "processors", lambda: 4)
+    monkeypatch.setattr(device, "count_competing_threads", lambda: 9)  # the others of the stage are among them
+    for processes, threads, launched, warned in ((2, 3, True, True), (2, 2, True, False), (8, 1, True, True), (8, 3, False, False)):
+        monkeypatch.setattr(device.rank, "launched_by", lambda launched=launched: 1 if launched else None)
+        monkeypatch.setattr(device, "say", lambda line: sys.stderr.write(line + "\n"))
+        device.set_threads(dataclasses.replace(runtime("cpu", threads), processes=processes))
+        line = f"runtime.threads: {processes} processes of {threads} threads each on 4 CPUs take many times as long; lower it, or "
+        assert (line in capsys.readouterr().err) == warned
+
+
 @pytest.mark.skipif(not device.LOAD.exists(), reason="the system does not tell what computes")
 def test_a_process_that_computes_is_counted():
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
