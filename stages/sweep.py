@@ -17,7 +17,7 @@ import hydra
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from stages.core import layout, runner
+from stages.core import layout, runner, stopping
 from stages.core.composition import overrides
 from stages.core.errors import LeashError
 from stages.sweeps import checkout, job, preflight, results, sweep
@@ -25,7 +25,7 @@ from stages.sweeps.sweep import Sweep
 from stages.versions.git import git
 
 PATIENCE = 10.0
-"""Seconds that the jobs of a sweep which was broken off have to be gone."""
+"""Seconds that the launcher of a sweep which was broken off has to end, and its jobs then to be gone."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -40,10 +40,12 @@ def main(arguments: Sequence[str]) -> None:
     sys.argv = [sys.argv[0], *command.arguments, *([sweep.override(started)] if started else [])]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here as they are, and not as Hydra's report of them
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
+    os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")  # of what a sweep that had to be broken off twice left behind
     failure: LeashError | None = None
     patience = PATIENCE
     try:
-        hydra.main(config_path=str(layout.CONF.resolve()), config_name=preflight.PRIMARY, version_base="1.3")(job.run)()
+        with stopping.impatient(PATIENCE):  # joblib waits for good for a job that was killed while it wrote its result
+            hydra.main(config_path=str(layout.CONF.resolve()), config_name=preflight.PRIMARY, version_base="1.3")(job.run)()
         patience = 0.0
     except LeashError as error:  # the first job's that failed; the others have run all the same
         failure = error

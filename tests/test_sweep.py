@@ -30,11 +30,11 @@ class Project(NamedTuple):
     def sweep(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return stubs.run(self.folder, "stages.sweep", *arguments, LEASH_RUNS=str(self.runs))
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, command: tuple[str, str] = ("-m", "stages.sweep")) -> subprocess.Popen[str]:
         """A sweep in a session of its own, not waited for; the shell that DVC runs a stage in may be one that stays its parent."""
-        command = [sys.executable, "-m", "stages.sweep", *arguments]
+        whole = [sys.executable, *command, *arguments]
         environment = {**os.environ, "LEASH_RUNS": str(self.runs), "SHELL": "/bin/sh"}
-        return subprocess.Popen(command, cwd=self.folder, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        return subprocess.Popen(whole, cwd=self.folder, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
     def ran(self) -> Counter[str]:
         """How often each stage has run since this was last asked."""
@@ -197,6 +197,34 @@ def test_a_sweep_that_is_killed_takes_its_jobs_with_it_and_run_again_runs_what_i
     assert project.ran() == {"grpo": 1, "evaluate": 1, "export": 1}
     assert project.left() == []
     assert len(project.experiments()) == 2
+
+
+WAITING = """
+import runpy, sys, threading
+from joblib.externals.loky import process_executor
+threads = []
+def shutdown(self, *arguments, **named):
+    never = threading.Event()
+    threads.append(threading.Thread(target=never.wait))
+    threads[0].start()
+    never.wait()
+process_executor.ProcessPoolExecutor.shutdown = shutdown
+runpy.run_module("stages.sweep", run_name="__main__", alter_sys=True)
+"""
+"""A sweep whose launcher, once broken off, waits for good, and so does a thread of it when the process exits."""
+
+
+def test_an_interrupted_sweep_ends_where_its_launcher_does_not(project: Project):
+    """loky's thread waits for the rest of a result whose writer was killed in the midst of it."""
+    started = project.start("grpo.seed=60", "hydra.launcher.n_jobs=2", command=("-c", WAITING))
+    wait_for(lambda: project.runs.is_file() and "grpo" in project.runs.read_text().split())
+    os.killpg(started.pid, signal.SIGINT)
+    _, said = started.communicate(timeout=60)
+    assert started.returncode == 130
+    assert said.splitlines()[-1] == "sweep: interrupted"
+    assert "Traceback" not in said
+    wait_for(lambda: not alive(project.folder), seconds=10)
+    assert project.left() == []
 
 
 def test_a_sweep_runs_the_last_commit_and_refuses_what_would_be_left_out_of_it(project: Project):

@@ -128,8 +128,15 @@ def finish(stage: str, work: Callable[[], str]) -> NoReturn:
 
 def attempt(name: str, work: Callable[[], None]) -> NoReturn:
     """Does work that itself shows what it has to show, and exits with its code."""
-    with _refusing(name):
-        work()
+    try:
+        with _refusing(name):
+            work()
+    except SystemExit as ended:
+        if isinstance(ended.__context__, Stopped) and ended.__context__.again:  # what waited for good has threads that do so too
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(128 + ended.__context__.signum)
+        raise
     sys.exit(0)
 
 

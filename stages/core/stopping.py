@@ -10,6 +10,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _held: list[int] = []
 """Signals that came while none was let through."""
 _depth = 0
+_again_every = 0.0
+"""Seconds after which a signal that was raised is raised once more, and so on; 0 for never."""
 _ending = False
 """Whether the run is ending, by a signal that was raised or by what `ends` was told of: those that come after it, while what
 it ends is put in order, change nothing."""
@@ -18,9 +20,11 @@ it ends is put in order, change nothing."""
 class Stopped(SystemExit):
     """A signal that ends the process; its notes say what was kept. A SystemExit, so that nothing on the way takes it for an error."""
 
-    def __init__(self, signum: int) -> None:
+    def __init__(self, signum: int, again: bool = False) -> None:
         super().__init__(128 + signum)
         self.signum = signum
+        self.again = again
+        """Whether it had to be raised more than once; see `impatient`."""
 
     def how(self) -> str:
         """What happened, in words."""
@@ -69,8 +73,30 @@ def undisturbed() -> Iterator[None]:
             _stop(signum)
 
 
+@contextlib.contextmanager
+def impatient(seconds: float) -> Iterator[None]:
+    """Raises a signal that ends the block again every so many seconds until it is left: a library, on its way out, may wait for good.
+
+    For the main thread, as all signals are.
+    """
+    global _again_every
+    _again_every = seconds
+    try:
+        yield
+    finally:
+        _again_every = 0.0
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
 def _stop(signum: int) -> None:
     global _ending
     if not _ending:
         _ending = True
+        if _again_every:
+            signal.signal(signal.SIGALRM, lambda *_: _again(signum))
+            signal.setitimer(signal.ITIMER_REAL, _again_every, _again_every)
         raise Stopped(signum)
+
+
+def _again(signum: int) -> None:
+    raise Stopped(signum, again=True)

@@ -1,11 +1,13 @@
 """Signals that wait for work that must be whole."""
 
 import signal
+import threading
+import time
 
 import pytest
 
 from stages.core import stopping
-from stages.core.stopping import Stopped, undisturbed
+from stages.core.stopping import Stopped, impatient, undisturbed
 
 
 @pytest.fixture(autouse=True)
@@ -67,3 +69,27 @@ def test_a_signal_does_not_take_the_place_of_the_error_that_the_run_ends_with():
             with undisturbed():
                 signal.raise_signal(signal.SIGTERM)
             raise
+
+
+def test_what_waits_for_good_once_a_signal_has_ended_it_is_ended_again_and_again():
+    """As a library whose first cleaning up swallows what ended it, and whose second waits for a process that is gone."""
+    never, begun = threading.Event(), time.monotonic()
+    with pytest.raises(Stopped) as stopped, impatient(0.2):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            try:
+                never.wait(30)
+            except Stopped:
+                never.wait(30)
+    assert (stopped.value.how(), stopped.value.again) == ("interrupted", True)
+    assert 0.3 < time.monotonic() - begun < 10
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_a_signal_outside_such_a_block_is_raised_once():
+    with impatient(0.05):
+        pass
+    with pytest.raises(Stopped):
+        signal.raise_signal(signal.SIGINT)
+    time.sleep(0.2)
