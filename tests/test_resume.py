@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -263,6 +264,27 @@ def test_a_process_that_dies_ends_all_and_another_number_of_them_goes_on(project
     assert f"grpo: process 1 of 2 was ended by SIGKILL, and the others were ended with it; the state after step {len(before)}/16" in text
     assert "Traceback" not in text
     assert steps(go_on(project, "grpo")) == list(range(len(before) + 1, 17))
+
+
+@pytest.mark.parametrize("whom", [0, 1])
+def test_a_process_that_dies_while_the_base_is_spread_ends_all_in_one_line(project: Path, tmp_path: Path, whom: int):
+    """The others are in the midst of gathering a layer, or will be: torch tells of it in another way there."""
+    log = tmp_path / "log"
+    compose(project, "runtime.processes=2", "runtime.shard=true")
+    try:
+        with running(project, "grpo", log, (sys.executable, "-m", "stages.grpo")) as started:
+            wait_for_step(project, "grpo", 6, started, log)
+            ranks_of(psutil.Process(started.pid))[whom].kill()
+            end_of(started)
+        text = log.read_text()
+        assert started.returncode == 1
+        assert text.splitlines()[-1].startswith(f"grpo: process {whom} of 2 was ended by SIGKILL, and the others were ended with it")
+        assert whom == 0 or "; the state after step " in text.splitlines()[-1]  # the first process has it
+        assert "Traceback" not in text
+    finally:
+        compose(project, "--drop", "runtime.processes", "runtime.shard")
+        for state in (project / ".state" / "grpo").glob("*/"):
+            shutil.rmtree(state)
 
 
 @pytest.mark.parametrize("whom", ["dvc", "launcher"])

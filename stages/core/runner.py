@@ -72,6 +72,8 @@ LESS_MEMORY = {
 """What to change where a stage runs out of memory."""
 LOST_CONNECTION = ("DistBackendError", "DistNetworkError")
 """What torch raises in one of several processes where another is gone; by name, since core is without torch."""
+GLOO = "/gloo/"
+"""What is in the text of the plain RuntimeError that gloo raises then, in a product that gathers a layer say: its source's path."""
 PATIENCE_SECONDS = 15.0
 """How long a stage waits for another of its kind in the same folder: one whose dvc was killed is about to end."""
 
@@ -175,7 +177,7 @@ def _refusing(stage: str) -> Iterator[None]:
             raise
         _end(stage, Ending(rank.REFUSED, [_cannot(stage, error)], _notes(error), 1))
     except (MemoryError, RuntimeError) as error:
-        if rank.launched_by() is not None and type(error).__name__ in LOST_CONNECTION:
+        if rank.launched_by() is not None and (type(error).__name__ in LOST_CONNECTION or GLOO in str(error)):
             _end(stage, Ending(rank.LOST, [f"{stage}: another process that shares the stage is gone"], _notes(error), 1))
         if not _is_out_of_memory(error):
             raise

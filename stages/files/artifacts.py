@@ -138,7 +138,7 @@ def read(path: Path, kind: str) -> Artifact:
     except KeyError as error:  # a type that numpy has not
         raise ArtifactError(f"{path}: it holds {error.args[0]} tensors, expected float32") from error
     except (SafetensorError, ValueError, TypeError) as error:
-        raise ArtifactError(f"{path}: not a safetensors file ({error}); bring it back with `dvc checkout {path.parent}`") from error
+        raise ArtifactError(f"{path}: not a safetensors file ({error}); {_back(path)}") from error
     artifact = _from_sidecar(sidecar_path(path), sidecar, tensors)
     found = artifact.problems() or _other_tensors(sidecar["shapes"], artifact.shapes())
     if not found and hashlib.sha256(content).hexdigest() != sidecar.get("weights_sha256"):
@@ -171,9 +171,13 @@ def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise ArtifactError(f"{path}: no such artifact; run `dvc repro`, or bring it back with `dvc checkout {path.parent}`") from None
+        raise ArtifactError(f"{path}: no such artifact; run `dvc repro`, or {_back(path)}") from None
     except OSError as error:
-        raise ArtifactError(f"{path}: not readable ({error.strerror})") from error
+        raise ArtifactError(f"{path}: not readable ({error.strerror}); {_back(path)}") from error
+
+
+def _back(path: Path) -> str:
+    return f"bring it back with `dvc checkout {path.parent}`"
 
 
 def _read_sidecar(path: Path) -> dict[str, Any]:
@@ -181,13 +185,13 @@ def _read_sidecar(path: Path) -> dict[str, Any]:
     try:
         sidecar = json.loads(content, object_pairs_hook=_once, parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError) as error:
-        raise ArtifactError(f"{path}: not a sidecar: {error}") from error
+        raise ArtifactError(f"{path}: not a sidecar: {error}; {_back(path)}") from error
     if not isinstance(sidecar, dict):
-        raise ArtifactError(f"{path}: not a sidecar: expected an object")
+        raise ArtifactError(f"{path}: not a sidecar: expected an object; {_back(path)}")
     if sidecar.get("product") != PRODUCT or sidecar.get("schema_version") != SCHEMA_VERSION:
         raise ArtifactError(f"{path}: not a sidecar of this product and version (expected {PRODUCT}, schema_version {SCHEMA_VERSION})")
     if sidecar.get("digest") != outputs.digest(sidecar):
-        raise ArtifactError(f"{path}: its fields do not match their digest; the file was changed after it was written")
+        raise ArtifactError(f"{path}: its fields do not match their digest; the file was changed after it was written; {_back(path)}")
     return sidecar
 
 

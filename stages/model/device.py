@@ -44,7 +44,8 @@ def set_threads(runtime: Runtime) -> None:
         torch.set_num_threads(runtime.threads)
     processes = runtime.processes if rank.launched_by() is not None else 1
     threads, available = torch.get_num_threads() * processes, processors()
-    several = f"{processes} processes of {threads // processes} threads each" if processes > 1 else f"{threads} threads"
+    each = threads // processes
+    several = f"{processes} processes of {each} thread{'s' if each > 1 else ''} each" if processes > 1 else f"{threads} threads"
     if threads > available:
         lower = "it, or runtime.processes" if processes > 1 else "it"
         say(f"runtime.threads: {several} on {available} CPUs take many times as long; lower {lower}")
@@ -64,7 +65,7 @@ def prepare(runtime: Runtime) -> torch.device:
             device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
             torch.cuda.set_device(device)
         torch.zeros(1, device=device).cpu()  # there and back: the meta device holds no numbers
-    except (RuntimeError, AssertionError, ImportError) as error:
+    except (RuntimeError, AssertionError, AttributeError, ImportError) as error:  # a build for the CPU alone lacks functions
         reason = str(error).splitlines()[0]
         raise DeviceError(f"runtime.device: {runtime.device!r} cannot be used here ({reason}); set runtime.device=cpu") from error
     say(f"computing on {device} with {torch.get_num_threads()} of {processors()} CPU threads (runtime.threads)")

@@ -286,7 +286,8 @@ def test_a_field_that_was_changed_after_writing_is_refused(path: Path, field: st
     sidecar = json.loads(path.with_suffix(".json").read_text())
     path.with_suffix(".json").write_text(json.dumps({**sidecar, field: "changed"}))
     assert refusal(path) == (
-        f"{path.with_suffix('.json')}: its fields do not match their digest; the file was changed after it was written"
+        f"{path.with_suffix('.json')}: its fields do not match their digest; the file was changed after it was written; "
+        f"bring it back with `dvc checkout {path.parent}`"
     )
 
 
@@ -386,7 +387,7 @@ def test_what_json_has_not_is_refused_in_a_sidecar(path: Path, old: str, new: st
     text = path.with_suffix(".json").read_text()
     assert old in text
     path.with_suffix(".json").write_text(text.replace(old, new))
-    assert refusal(path) == f"{path.with_suffix('.json')}: not a sidecar: {phrase}"
+    assert refusal(path) == f"{path.with_suffix('.json')}: not a sidecar: {phrase}; bring it back with `dvc checkout {path.parent}`"
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,8 @@ def test_the_threads_of_all_processes_that_share_a_stage_are_counted(monkeypatch
         monkeypatch.setattr(device.rank, "launched_by", lambda launched=launched: 1 if launched else None)
         monkeypatch.setattr(device, "say", lambda line: sys.stderr.write(line + "\n"))
         device.set_threads(dataclasses.replace(runtime("cpu", threads), processes=processes))
-        line = f"runtime.threads: {processes} processes of {threads} threads each on 4 CPUs take many times as long; lower it, or "
+        each = "1 thread" if threads == 1 else f"{threads} threads"
+        line = f"runtime.threads: {processes} processes of {each} each on 4 CPUs take many times as long; lower it, or runtime.processes\n"
         assert (line in capsys.readouterr().err) == warned
 
 
