@@ -96,7 +96,7 @@ class Keeper:
         try:
             self._save(progress)
         except OSError as failure:
-            if failure is not error:
+            if not isinstance(error, OSError) or error.filename != failure.filename:  # or the error says so itself
                 error.add_note(f"the state after step {progress.step} could not be saved ({failure.filename}: {failure.strerror})")
 
     def _save(self, progress: State) -> None:
