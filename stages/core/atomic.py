@@ -2,10 +2,13 @@
 
 import contextlib
 import errno
+import glob
 import os
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
+
+import psutil
 
 from stages.core import rank
 from stages.core.stopping import undisturbed
@@ -34,6 +37,7 @@ def write_parts(path: Path, parts: Iterable[bytes]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        _clear_left(path)
         broken_off.callback(temporary.unlink, missing_ok=True)
         with temporary.open("wb") as stream:
             stream.writelines(parts)
@@ -41,6 +45,14 @@ def write_parts(path: Path, parts: Iterable[bytes]) -> None:
             os.fsync(stream.fileno())
         broken_off.pop_all()
         waiting.append((temporary, path))
+
+
+def _clear_left(path: Path) -> None:
+    """Removes what processes that were killed while they wrote the file have left beside it."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        process = left.name.split(".")[-2]
+        if process.isdecimal() and not psutil.pid_exists(int(process)):
+            left.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

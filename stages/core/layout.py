@@ -6,6 +6,7 @@ from pathlib import Path
 PIPELINE = Path("dvc.yaml")
 LOCK = Path("dvc.lock")
 DVC = Path(".dvc")
+RWLOCK = DVC / "tmp" / "rwlock"
 PARAMS = Path("params.yaml")
 CONF = Path("conf")
 OVERRIDES = CONF / "overrides.yaml"

@@ -1,12 +1,16 @@
-"""Watches over dvc.lock while DVC runs a stage, and puts it back where DVC was killed while it wrote it.
+"""Watches over dvc.lock while DVC runs a stage, and puts it back where DVC was killed while it wrote it; and clears DVC's rwlock.
 
 usage    python -m stages.core.lock_guard PROCESS, from the project's root; PROCESS is DVC's number
 
 DVC writes dvc.lock in place, a fifth of a second for each stage: killed meanwhile, it leaves a part of a file, and no dvc command
 runs any more. What is put back lacks the stage that was being written down; DVC has that in its run cache, and runs nothing twice.
+
+DVC notes in .dvc/tmp/rwlock which process reads and writes what, in place as well. What a killed one noted stays there, so that
+the file grows with every kill, and with it the time in which the next kill leaves a part that no dvc command can read.
 """
 
 import contextlib
+import json
 import os
 import select
 import subprocess
@@ -15,6 +19,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import yaml
 
 from stages.core import atomic, layout, locks
@@ -70,6 +75,30 @@ def _watch(handle: int, path: Path) -> None:
         time.sleep(ANOTHER_WRITES_SECONDS)
         if not is_whole(_read(path)):
             _put_back(path, whole)
+    clear_rwlock(path.parent / layout.RWLOCK)
+
+
+def clear_rwlock(path: Path) -> None:
+    """Removes DVC's notes of which process reads and writes what, where they cannot be read or no process that they name is alive.
+
+    Under the lock that DVC itself holds while it writes them.
+    """
+    if not path.exists():
+        return
+    with contextlib.suppress(OSError), locks.held(path.with_name(f"{path.name}.lock")):
+        content = _read(path)
+        if content is not None and not any(map(psutil.pid_exists, _noted(content))):
+            path.unlink()
+
+
+def _noted(content: bytes) -> set[int]:
+    """The processes that are named in it; none where it is but a part of a file."""
+    try:
+        notes = json.loads(content)
+        readers = [reader for those in notes["read"].values() for reader in those]
+        return {int(note["pid"]) for note in (*notes["write"].values(), *readers)}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return set()
 
 
 def is_whole(content: bytes | None) -> bool:

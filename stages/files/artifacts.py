@@ -4,6 +4,7 @@ Checked in both directions, before they reach disk and when they are read; never
 """
 
 import dataclasses
+import errno
 import hashlib
 import json
 import math
@@ -169,6 +170,8 @@ def sidecar_path(path: Path) -> Path:
 
 def _read_bytes(path: Path) -> bytes:
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise OSError(errno.EINVAL, "it is no regular file")  # a pipe would be waited for
         return path.read_bytes()
     except FileNotFoundError:
         raise ArtifactError(f"{path}: no such artifact; run `dvc repro`, or {_back(path)}") from None

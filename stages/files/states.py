@@ -51,7 +51,12 @@ class StateFolder:
     def write(self, state: State) -> None:
         """Saves the state and removes all but the last KEPT; raises OSError with the file's name."""
         weights = safetensors.numpy.save(dict(state.tensors))
-        sidecar: dict[str, Any] = {"step": state.step, "weights_sha256": hashlib.sha256(weights).hexdigest(), "fields": dict(state.fields)}
+        sidecar: dict[str, Any] = {
+            "run": self.path.name,
+            "step": state.step,
+            "weights_sha256": hashlib.sha256(weights).hexdigest(),
+            "fields": dict(state.fields),
+        }
         sidecar["digest"] = outputs.digest(sidecar)
         with outputs.together():  # the sidecar gets its name last: without it there is no state
             outputs.write_bytes(self._weights(state.step), weights)
@@ -79,6 +84,8 @@ class StateFolder:
             weights = self._weights(step).read_bytes()
             if sidecar["digest"] != outputs.digest(sidecar):
                 raise _UnusableError("its fields do not match their digest")
+            if sidecar["run"] != self.path.name:
+                raise _UnusableError(f"it is of the run {sidecar['run']}")
             if sidecar["weights_sha256"] != hashlib.sha256(weights).hexdigest():
                 raise _UnusableError(f"{self._weights(step).name} is not the one that it was written with")
             return State(sidecar["step"], safetensors.numpy.load(weights), sidecar["fields"])

@@ -1,6 +1,8 @@
 import errno
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,3 +77,14 @@ def test_a_signal_waits_until_all_that_was_written_together_has_its_names(tmp_pa
         for signum in stopping.SIGNALS:
             signal.signal(signum, before)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_what_a_killed_process_left_beside_a_file_goes_with_the_next_write_and_a_living_ones_stays(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        pass
+    for name in (f".a.json.{gone.pid}.tmp", f".a.json.{os.getppid()}.tmp", f".b.json.{gone.pid}.tmp", ".a.json.tmp"):
+        (tmp_path / name).touch()
+    write_bytes(tmp_path / "a.json", b"")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        ["a.json", f".a.json.{os.getppid()}.tmp", f".b.json.{gone.pid}.tmp", ".a.json.tmp"]
+    )

@@ -1,5 +1,6 @@
 """dvc.lock after a dvc that was killed: whole, or put back."""
 
+import json
 import os
 import subprocess
 import sys
@@ -74,6 +75,36 @@ def test_stages_that_are_gone_are_no_sign_of_a_kill(lock: Path):
     lock.write_text(SECOND)
     ended_by(writes(FIRST))
     assert lock.read_text() == FIRST
+
+
+NOTES = {"write": {"reports/a.json": {"pid": 0, "cmd": "dvc repro"}}, "read": {"data": [{"pid": 0, "cmd": "dvc repro"}]}}
+
+
+@pytest.mark.parametrize("content", [json.dumps(NOTES), json.dumps(NOTES)[:40], ""])
+def test_what_a_killed_dvc_noted_of_itself_is_cleared_whole_or_not(lock: Path, content: str):
+    """A part of it can be read by no dvc command, and what stays makes the file grow with every kill."""
+    path = Path(".dvc/tmp/rwlock")
+    path.parent.mkdir(parents=True)
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        pass
+    path.write_text(content.replace('"pid": 0', f'"pid": {gone.pid}'))
+    ended_by(writes(FIRST))
+    assert not path.exists()
+    assert lock.read_text() == FIRST
+
+
+def test_what_a_living_process_noted_stays(lock: Path):
+    path = Path(".dvc/tmp/rwlock")
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(NOTES).replace('"pid": 0', f'"pid": {os.getpid()}'))
+    before = path.read_text()
+    ended_by(writes(FIRST))
+    assert path.read_text() == before
+
+
+def test_where_dvc_has_noted_nothing_nothing_is_made(lock: Path):
+    ended_by(writes(FIRST))
+    assert not Path(".dvc").exists()
 
 
 def ended_by(program: str) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -422,3 +423,13 @@ def test_a_base_of_another_width_is_told_beside_its_fingerprint():
     base = dataclasses.replace(tiny.base(tiny.tokenizer()), fingerprint="f" * 64, hidden_size=64)
     with pytest.raises(ArtifactError, match=r"^artifacts/grpo/policy\.safetensors: adapter width 4 does not match model width 64$"):
         artifacts.require_base(layout.POLICY, artifact(), base)
+
+
+@pytest.mark.parametrize("ending", [".json", ".safetensors"])
+def test_a_pipe_in_an_artifacts_place_is_not_waited_for(path: Path, ending: str):
+    artifacts.write(path, artifact())
+    path.with_suffix(ending).unlink()
+    os.mkfifo(path.with_suffix(ending))
+    assert refusal(path) == (
+        f"{path.with_suffix(ending)}: not readable (it is no regular file); bring it back with `dvc checkout {path.parent}`"
+    )

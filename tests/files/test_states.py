@@ -91,6 +91,16 @@ def test_weights_of_one_step_are_never_taken_with_the_fields_of_another():
     assert folder.newest() is None  # neither has what it was written with
 
 
+def test_a_state_of_another_run_that_was_moved_here_is_not_taken(capsys: pytest.CaptureFixture[str]):
+    other, folder = held("another"), held()
+    folder.write(state(5))
+    other.write(state(10))
+    for file in other.path.iterdir():
+        file.replace(folder.path / file.name)
+    require_equal(folder.newest(), state(5))
+    assert "run/000000010.json: this saved state cannot be used (it is of the run another)" in capsys.readouterr().err
+
+
 def test_weights_without_a_sidecar_are_no_state():
     folder = held()
     folder.write(state(5))
