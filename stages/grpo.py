@@ -30,6 +30,7 @@ class Params:
 
 def main(params: Params) -> Document:
     """Trains, or goes on where a run that was broken off had saved its state; writes the artifact and its report last and whole."""
+    outputs.make_ready(layout.POLICY, layout.curve("grpo"), layout.report("grpo"))
     settings = params.grpo
     prompts = records.load_prompts(layout.TRAIN_PROMPTS, at_least=1)
     base = base_record.read_base()

@@ -31,6 +31,7 @@ class Params:
 
 def main(params: Params) -> Document:
     """Trains, or goes on where a run that was broken off had saved its state; writes the artifact and its report last and whole."""
+    outputs.make_ready(layout.REWARD, layout.curve("reward"), layout.report("reward"))
     settings = params.reward
     pairs = records.load_pairs(layout.TRAIN_PAIRS, at_least=1)
     base = base_record.read_base()

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -64,6 +64,7 @@ class Artifact:
         if self.kind == ADAPTER and HEAD in self.tensors:
             found.append(f"adapter artifact carries a {HEAD} tensor but declares kind {ADAPTER}")
         sides: dict[str, set[str]] = {}
+        of_another_rank = []
         for name in names:
             factor = FACTOR.fullmatch(name)
             if factor is None:
@@ -73,7 +74,8 @@ class Artifact:
             shape = self.tensors[name].shape
             axis = 0 if factor["side"] == "A" else 1
             if len(shape) != 2 or shape[axis] != self.rank:
-                found.append(f"tensor {name} has shape {list(shape)}, which is not of rank {self.rank}")
+                of_another_rank.append(f"tensor {name} has shape {list(shape)}, which is not of rank {self.rank}")
+        found += _first_and_count(of_another_rank)
         if not sides:
             found.append("it holds no LoRA factors")
         for module, present in sides.items():
@@ -91,7 +93,9 @@ class Artifact:
         """Where its fields, its tensors and its report say different things."""
         foreign = [name for name in self.tensors if name != HEAD and not self._adapts(name)]
         return [
-            *(f"tensor {name} is of none of its targets ({', '.join(self.targets)}) in its layers {self.layers}" for name in foreign),
+            *_first_and_count(
+                [f"tensor {name} is of none of its targets ({', '.join(self.targets)}) in its layers {self.layers}" for name in foreign]
+            ),
             *(
                 f"field {name} is {getattr(self, name)!r:.60}, and {self.report[name]!r:.60} in its report"
                 for name in ("rank", "alpha", "targets", "layers")
@@ -106,6 +110,11 @@ class Artifact:
         module = factor["module"]
         number = next((int(part) for part in module.split(".") if part.isdecimal()), None)
         return number in self.layers and any(module.endswith(f".{target}") for target in self.targets)
+
+
+def _first_and_count(problems: Sequence[str]) -> list[str]:
+    """What is wrong with many tensors in one way, as one problem."""
+    return [f"{problems[0]} (and {len(problems) - 1} more)"] if len(problems) > 1 else list(problems)
 
 
 def write(path: Path, artifact: Artifact) -> None:

@@ -1,10 +1,12 @@
 """Writing what DVC and Git keep: whole files under a temporary name, then renamed; the same values give the same bytes."""
 
 import csv
+import errno
 import hashlib
 import io
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,14 @@ from typing import Any
 from stages.core.atomic import together as together
 from stages.core.atomic import write_bytes as write_bytes
 from stages.core.atomic import write_parts
+
+
+def make_ready(*paths: Path) -> None:
+    """Makes the folders of files that a run will write; raises OSError with the name of the one that cannot be made or written to."""
+    for folder in {path.parent: None for path in paths}:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

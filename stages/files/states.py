@@ -86,6 +86,8 @@ class StateFolder:
                 raise _UnusableError("its fields do not match their digest")
             if sidecar["run"] != self.path.name:
                 raise _UnusableError(f"it is of the run {sidecar['run']}")
+            if sidecar["step"] != step:
+                raise _UnusableError(f"it is of step {sidecar['step']}")
             if sidecar["weights_sha256"] != hashlib.sha256(weights).hexdigest():
                 raise _UnusableError(f"{self._weights(step).name} is not the one that it was written with")
             return State(sidecar["step"], safetensors.numpy.load(weights), sidecar["fields"])
@@ -129,10 +131,16 @@ def opened(stage: str, settings: Any, inputs: Sequence[Path], first: bool = True
             say(f"{path}: another process makes the same run, and saves its state here; this one saves none")
             yield None
             return
+        path.mkdir(parents=True, exist_ok=True)  # where it cannot be, that is told before the run rather than at its first save
         for left in path.glob(".*.tmp"):  # by a save that was killed
             left.unlink(missing_ok=True)
         folder = StateFolder(path)
-        yield folder
+        try:
+            yield folder
+        except BaseException:
+            with contextlib.suppress(OSError):
+                path.rmdir()  # where nothing was saved
+            raise
         folder.remove()
 
 

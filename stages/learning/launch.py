@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -39,9 +40,23 @@ def spread(stage: str, path: Path, runtime: Runtime, shares: bool = True) -> Doc
     """
     if rank.launched_by() is not None or runtime.processes * runtime.nodes == 1 or not (shares or runtime.shard):
         return None
+    if runtime.rendezvous is not None:
+        _require_address(runtime.rendezvous)
     with tempfile.TemporaryDirectory(prefix="leash-") as endings:
         _launch(stage, runtime, Path(endings))
     return Document(path, json.loads(layout.report(stage).read_bytes()))
+
+
+def _require_address(endpoint: str) -> None:
+    """Raises RanksError where the name of the machine that all of them meet at has no address here; torch would try it for minutes."""
+    host, port = endpoint.rsplit(":", 1)
+    try:
+        socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise RanksError(
+            f"runtime.rendezvous: {host} has no address here ({error.strerror}); expected the name or address of one of the machines, "
+            "which all of them know"
+        ) from None
 
 
 def _launch(stage: str, runtime: Runtime, endings: Path) -> None:
@@ -55,7 +70,7 @@ def _launch(stage: str, runtime: Runtime, endings: Path) -> None:
         run_id=f"leash-{stage}",
         rdzv_backend="c10d",
         rdzv_endpoint=runtime.rendezvous or "127.0.0.1:0",
-        rdzv_configs={"timeout": MEETING_SECONDS},
+        rdzv_configs={"timeout": MEETING_SECONDS, "read_timeout": MEETING_SECONDS},  # the second is how long the first machine may be late
         max_restarts=0,
         local_addr=None if runtime.rendezvous else "127.0.0.1",
         logs_specs=DefaultLogsSpecs(log_dir=str(endings / "logs")),
@@ -77,7 +92,11 @@ def _launch(stage: str, runtime: Runtime, endings: Path) -> None:
     except ChildFailedError as error:
         raise _failure(stage, error, runtime, endings) from None
     except (RendezvousError, OSError) as error:
-        raise RanksError(f"runtime.rendezvous: the processes did not meet ({type(error).__name__}: {error})") from error
+        reason = str(error.__cause__ or error).split("\n")[0]
+        raise RanksError(
+            f"runtime.rendezvous: the processes did not meet at {config.rdzv_endpoint} ({reason}); "
+            f"expected the stage to be run on each of {runtime.nodes} machines, with a port that all of them reach"
+        ) from error
     else:
         stopping.listen()  # as before the launcher, which raises an exception of its own, had the signals
     finally:

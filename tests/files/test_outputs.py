@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,16 @@ def test_the_same_values_give_the_same_bytes(tmp_path: Path, name: str):
     write(tmp_path / "one" / name)
     write(tmp_path / "other" / name)
     assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
+
+
+def test_a_place_that_nothing_can_be_written_to_is_named_before_anything_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    outputs.make_ready(tmp_path / "a" / "b.json", tmp_path / "c" / "d" / "e.csv")
+    assert (tmp_path / "a").is_dir() and (tmp_path / "c" / "d").is_dir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileExistsError) as caught:
+        outputs.make_ready(tmp_path / "a" / "b.json", tmp_path / "file" / "b.json")
+    assert caught.value.filename == str(tmp_path / "file")
+    monkeypatch.setattr(os, "access", lambda path, _: path != tmp_path / "a")  # as for one who is not root
+    with pytest.raises(PermissionError) as denied:
+        outputs.make_ready(tmp_path / "a" / "b.json")
+    assert denied.value.filename == str(tmp_path / "a")

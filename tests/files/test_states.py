@@ -101,6 +101,31 @@ def test_a_state_of_another_run_that_was_moved_here_is_not_taken(capsys: pytest.
     assert "run/000000010.json: this saved state cannot be used (it is of the run another)" in capsys.readouterr().err
 
 
+def test_a_state_under_the_name_of_another_step_is_not_taken(capsys: pytest.CaptureFixture[str]):
+    folder = held()
+    folder.write(state(5))
+    for file in folder.path.iterdir():
+        file.replace(folder.path / file.name.replace("5", "9"))
+    assert folder.newest() is None
+    assert "run/000000009.json: this saved state cannot be used (it is of step 5)" in capsys.readouterr().err
+
+
+def test_a_run_whose_states_have_no_place_is_refused_at_its_start():
+    settings = runs.reward_settings()
+    place = Path(".state/reward") / states.run_name("reward", settings, INPUTS)
+    place.parent.mkdir(parents=True)
+    place.write_text("a file")
+    with pytest.raises(FileExistsError) as caught, states.opened("reward", settings, INPUTS):
+        pytest.fail("it was opened")
+    assert caught.value.filename == str(place)
+
+
+def test_a_run_that_broke_off_before_its_first_save_leaves_nothing():
+    with pytest.raises(KeyError), states.opened("reward", runs.reward_settings(), INPUTS):
+        raise KeyError
+    assert list(Path(".state/reward").iterdir()) == []
+
+
 def test_weights_without_a_sidecar_are_no_state():
     folder = held()
     folder.write(state(5))
