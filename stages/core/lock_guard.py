@@ -69,7 +69,7 @@ def _watch(handle: int, path: Path) -> None:
         now, content = time.monotonic(), _read(path)
         if content != seen.content:
             seen = Seen(content, now)
-        elif now - seen.since > SETTLED_SECONDS and is_whole(content):
+        elif content != whole and now - seen.since > SETTLED_SECONDS and is_whole(content):  # parsed once, not at each look
             whole = content
     if not is_whole(_read(path)):
         time.sleep(ANOTHER_WRITES_SECONDS)

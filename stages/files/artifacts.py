@@ -144,7 +144,7 @@ def read(path: Path, kind: str) -> Artifact:
         raise ArtifactError(f"{path}: adapter artifact is {KINDS[found_kind]}, not {KINDS[kind]}")
     content = _read_bytes(path)
     try:
-        tensors = safetensors.numpy.load(content)
+        tensors = dict(sorted(safetensors.numpy.load(content).items()))  # it comes in another order at each call
     except KeyError as error:  # a type that numpy has not
         raise ArtifactError(f"{path}: it holds {error.args[0]} tensors, expected float32") from error
     except (SafetensorError, ValueError, TypeError) as error:

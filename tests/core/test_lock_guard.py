@@ -147,6 +147,17 @@ def test_what_is_put_back_is_the_last_that_was_whole(lock: Path, monkeypatch: py
     assert lock.read_text() == SECOND
 
 
+def test_a_file_is_parsed_once_however_often_it_is_looked_at(lock: Path, monkeypatch: pytest.MonkeyPatch):
+    """A run takes hours, and beside it nothing is to be busy."""
+    parsed: list[bytes | None] = []
+    is_whole = lock_guard.is_whole
+    monkeypatch.setattr(lock_guard, "is_whole", lambda content: parsed.append(content) or is_whole(content))
+    monkeypatch.setattr(lock_guard, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(lock_guard, "SETTLED_SECONDS", 0.05)
+    ended_by(f"{writes(SECOND)}; time.sleep(1)")
+    assert parsed == [SECOND.encode()] * 2  # when it has settled, and when the process has ended
+
+
 def test_half_a_file_where_none_was_is_removed(lock: Path):
     lock.unlink()
     ended_by(writes("schema: ["))

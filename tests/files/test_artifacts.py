@@ -339,7 +339,7 @@ def test_a_field_of_another_type_is_refused_by_name(path: Path, field: str, valu
         (lambda held: held.update(more=held[QUERY_A]), "tensor more is no LoRA factor (expected "),
         (
             lambda held: held.update({name.replace("layers.0", "layers.1"): tensor for name, tensor in tensors().items()}),
-            f"tensor {QUERY_B.replace('layers.0', 'layers.1')} is of none of its targets (q_proj) in its layers [0] (and 1 more)",
+            f"tensor {QUERY_A.replace('layers.0', 'layers.1')} is of none of its targets (q_proj) in its layers [0] (and 1 more)",
         ),
         (lambda held: held.update({QUERY_A: held[QUERY_A][:, :3].copy()}), f"tensor {QUERY_A} has shape [2, 3], and [2, 4] in its sidecar"),
         (lambda held: held.update({QUERY_A: held[QUERY_A] + 1}), "its weights are not the ones that policy.json was written for"),
@@ -369,13 +369,21 @@ def test_a_module_that_lost_both_its_factors_is_named(path: Path):
     ("change", "problem"),
     [
         ({"rank": 3}, f"tensor {QUERY_A} has shape [2, 4], which is not of rank 3 (and 1 more)"),
-        ({"layers": [1]}, f"tensor {QUERY_B} is of none of its targets (q_proj) in its layers [1] (and 1 more)"),
+        ({"layers": [1]}, f"tensor {QUERY_A} is of none of its targets (q_proj) in its layers [1] (and 1 more)"),
     ],
 )
 def test_a_field_that_is_wrong_for_every_tensor_is_one_line(path: Path, change: dict[str, Any], problem: str):
     artifacts.write(path, artifact())
     resign(path, lambda sidecar: sidecar.update(change))
     assert refusal(path) == f"{path}: {problem}"
+
+
+def test_tensors_are_read_in_the_order_of_their_names(path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The library gives them in another order at each call, and what is told of an artifact is to be the same each time."""
+    written = artifact()
+    artifacts.write(path, written)
+    monkeypatch.setattr(safetensors.numpy, "load", lambda content: dict(sorted(written.tensors.items(), reverse=True)))
+    assert list(artifacts.read(path, ADAPTER).tensors) == sorted(written.tensors)
 
 
 @pytest.mark.parametrize("field", ["rank", "alpha", "targets", "layers"])
