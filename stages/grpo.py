@@ -13,7 +13,7 @@ from stages.core.settings.grpo import Grpo
 from stages.core.settings.runtime import Runtime
 from stages.files import artifacts, base_record, outputs, records, states
 from stages.files.history import HistoryFile
-from stages.learning import fitting, grpo_loop, grpo_report, launch, ranks, reward_source, trained
+from stages.learning import fitting, grpo_loop, grpo_report, launch, ranks, reward_source, rounds, trained
 from stages.learning.resume import Saving
 from stages.model import adapters, checkpoint, device, passes
 from stages.model.adapters import Adapters
@@ -53,11 +53,11 @@ def main(params: Params) -> Document:
     with states.opened("grpo", settings, [layout.TRAIN_PROMPTS, layout.BASE_RECORD, *source.files], processes.rank == 0) as folder:
         saving = Saving(folder, params.runtime.checkpoint_every, processes)
         run = grpo_loop.fit(adapted, plan, scorer, fitted, base.end_tokens, settings, HistoryFile("grpo"), saving, processes)
-        tensors = adapters.to_numpy(adapted.factors(grpo_loop.ADAPTER_NAME))
+        tensors = adapters.to_numpy(adapted.factors(rounds.ADAPTER_NAME))
         report = grpo_report.grpo_report(run, source.name, base, plan, settings, prompts, fitted, tensors, unknown)
         with outputs.together():
             artifacts.write(layout.POLICY, trained.artifact(artifacts.ADAPTER, base, plan, report, tensors))
-            outputs.write_csv(layout.curve("grpo"), grpo_loop.CURVE, run.steps)
+            outputs.write_csv(layout.curve("grpo"), grpo_loop.columns(settings), run.steps)
             outputs.write_json(layout.report("grpo"), report)
     return Document(layout.POLICY, report)
 

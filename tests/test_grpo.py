@@ -17,7 +17,7 @@ from stages.core.settings.base import CheckpointBase
 from stages.core.settings.runtime import Runtime
 from stages.files import artifacts, base_record, records
 from stages.files.records import Pair, Prompt
-from stages.learning import comparison, grpo_loop
+from stages.learning import comparison, rounds
 from stages.model.sampling import Completion
 from tests import tiny
 from tests.stage_settings import run, written
@@ -30,7 +30,8 @@ REPORT = (
     "targets layers learning_rate accumulation chat_template precision history log_probabilities"
 ).split()
 ROWS = {"shortest_tokens", "median_tokens", "longest_tokens", "special_strings", "labels_in_texts", "rewritten_texts", "unknown_tokens"}
-BESIDE = {*ROWS, "warning", "empty_completions"}
+VARIANT = {"updates", "importance_sampling_level", "aggregation", "scale_rewards", "mask_truncated"}
+BESIDE = {*ROWS, *VARIANT, "warning", "empty_completions"}
 """What else the report says."""
 HISTORY = (
     "iteration groups completions mean_reward reward_spread mean_kl policy_loss mean_completion_tokens flat_groups truncated entropy "
@@ -286,7 +287,7 @@ def test_any_of_several_end_tokens_ends_a_completion_in_training_and_evaluation(
     tiny_project(end_tokens=ends)
     assert base_record.read_base().end_tokens == ends
     run("reward", epochs=1)
-    for stage, module, more in (("grpo", grpo_loop, {"group": 8, "empty_completions": "score"}), ("evaluate", comparison, {"samples": 8})):
+    for stage, module, more in (("grpo", rounds, {"group": 8, "empty_completions": "score"}), ("evaluate", comparison, {"samples": 8})):
         seen = spy(monkeypatch, module)
         found = run(stage, max_new_tokens=4, **more).report
         assert len({completion.ids[-1] for completion in seen if completion.ended}) > 1

@@ -49,6 +49,7 @@ def grpo_report(
         "temperature": settings.temperature,
         "top_p": settings.top_p,
         "log_probabilities": "tempered, before top-p",
+        **variant_fields(settings),
         "empty_completions": settings.empty_completions,
         "seed": settings.seed,
         **adapter_fields(plan),
@@ -57,4 +58,17 @@ def grpo_report(
         "chat_template": base.chat_template,
         "precision": base.precision,
         "history": run.history,
+    }
+
+
+def variant_fields(settings: Grpo) -> dict[str, Any]:
+    """What the objective is a variant of; the clip where it is ever used."""
+    clip = {"clip_low": settings.clip_low, "clip_high": settings.clip_high} if settings.updates > 1 else {}
+    return {
+        "updates": settings.updates,
+        **clip,
+        "importance_sampling_level": settings.importance_sampling_level,
+        "aggregation": settings.aggregation,
+        "scale_rewards": settings.scale_rewards,
+        "mask_truncated": settings.mask_truncated,
     }

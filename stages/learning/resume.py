@@ -61,23 +61,27 @@ class Keeper:
         self._saved = state.step
 
     @contextlib.contextmanager
-    def step(self) -> Iterator[None]:
-        """Around all that changes in a step, the optimizer's part and the loop's: a signal waits until it is whole."""
+    def step(self, whole: bool = True) -> Iterator[None]:
+        """Around all that changes in a step, the optimizer's part and the loop's: a signal waits until it is taken.
+
+        After one that is not `whole`, only more steps make a state that a run can go on from.
+        """
         with undisturbed():
             self._whole = False
             yield
-            self._whole = True
+            self._whole = whole
 
-    def saved_when_due(self, step: int, progress: Callable[[], State]) -> None:
-        """Saves after `step` steps, if it is time."""
-        if step % self._saving.every == 0 or step == self._planned_steps:
+    def saved_when_due(self, step: int, taken: int, progress: Callable[[], State]) -> None:
+        """Saves after `step` steps, the last `taken` of which came together, if it is time."""
+        if step // self._saving.every > (step - taken) // self._saving.every or step == self._planned_steps:
             self._save(progress())
 
     @contextlib.contextmanager
     def saved_when_broken_off(self, progress: Callable[[], State]) -> Iterator[None]:
         """Saves where the block ends before its time, by a signal, a refusal or a mistake: what is lost is the step under way.
 
-        A step that broke off half done, which only a mistake does, leaves the state before it that was saved.
+        Steps that come together and were broken off between, or one half done, which only a mistake does, leave the state before
+        them that was saved.
         """
         try:
             yield

@@ -149,7 +149,7 @@ def fit(
                 if number + 1 == windows:
                     _say_epoch(f"epoch {epoch + 1}/{settings.epochs}", progress.epoch_scores())
                 advance()
-            keeper.saved_when_due(step + 1, progress.state)
+            keeper.saved_when_due(step + 1, 1, progress.state)
     last = progress.epoch_scores()
     ordered = pair_order(last.chosen, last.rejected)
     return RewardRun(

@@ -89,6 +89,13 @@ def grpo(job: dict[str, Any], model: PreTrainedModel, runtime: Runtime) -> dict[
         temperature=job["temperature"],
         top_p=job["top_p"],
         max_sequence=4096,
+        updates=1,
+        clip_low=0.2,
+        clip_high=0.2,
+        importance_sampling_level="token",
+        aggregation="completion",
+        scale_rewards="group",
+        mask_truncated=False,
         empty_completions="score",
         seed=0,
     )

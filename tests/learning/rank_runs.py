@@ -15,8 +15,9 @@ import torch.distributed as dist
 
 from stages.core import rank
 from stages.core.errors import TrainingError
-from stages.learning import grpo_loop
+from stages.learning import rounds
 from stages.learning.ranks import GradientSum, Ranks, join
+from stages.learning.reward_source import Scorer
 from stages.model import passes, sharding
 from stages.model.adapters import Adapters
 from stages.model.layers import stack
@@ -54,6 +55,7 @@ CASES: dict[str, Case] = {
     "one prompt": policy(1),
     "three prompts in windows of two": policy(3, accumulation=2),
     "refused groups": policy(6, empty_completions="refuse", end_tokens=tuple(range(2, 8))),
+    "several updates by tokens": policy(6, updates=2, aggregation="tokens", mask_truncated=True, end_tokens=tuple(range(2, 8))),
     "reward": reward(),
     "five pairs": reward(5),
     "one pair": reward(1),
@@ -73,7 +75,7 @@ def short_and_long(ranks: Ranks) -> runs.Trained:
         return [[Completion(ids, ended=False) for ids in SHORT_AND_LONG[prompts.ids.index(one)]] for one in asked]
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(grpo_loop, "sample", sample)
+        patched.setattr(rounds, "sample", sample)
         adapted = tiny.adapted(runs.frozen_toy())
         adapted.passes.fits = lambda groups: len(groups) < 2  # type: ignore[method-assign]
         scorer = runs.ByTokens()
@@ -122,10 +124,10 @@ def drawn(ranks: Ranks) -> list[list[Any]]:
     twice = prompts._replace(ids=[prompts.ids[0]] * 4, indexes=[0, 1, 2, 3])
     adapted = tiny.adapted(runs.frozen_toy())
     adapted.add_fresh("policy", runs.toy_plan(adapted.model), 42)
-    loop = grpo_loop._Loop(adapted, grpo_loop.Scorer(adapted, None), twice, [runs.END], runs.grpo_settings(), ranks)
+    loop = rounds.Rounds(adapted, Scorer(adapted, None), twice, [runs.END], runs.grpo_settings(), ranks)
     own = ranks.share(4)
     return ranks.gather(
-        lambda: [[list(one.ids) for one in group.completions] for group in loop._sample(range(4)[own.start : own.stop], 1, "here", 0)]
+        lambda: [[list(one.ids) for one in group.completions] for group in loop.sample(range(4)[own.start : own.stop], 1, "here", 0)]
     )
 
 

@@ -16,7 +16,7 @@ from stages.core.settings.evaluate import Evaluate
 from stages.core.settings.grpo import Grpo
 from stages.core.settings.reward import Reward
 from stages.files.base_record import BaseRecord
-from stages.learning import grpo_loop, reward_loop
+from stages.learning import grpo_loop, reward_loop, rounds
 from stages.learning.fitting import FittingPairs, FittingPrompts
 from stages.learning.optimizer import Optimizer
 from stages.learning.ranks import ALONE, Ranks
@@ -106,6 +106,13 @@ def grpo_settings(**changes: Any) -> Grpo:
         temperature=0.9,
         top_p=0.95,
         max_sequence=512,
+        updates=1,
+        clip_low=0.2,
+        clip_high=0.2,
+        importance_sampling_level="token",
+        aggregation="completion",
+        scale_rewards="group",
+        mask_truncated=False,
         empty_completions="score",
     )
     return dataclasses.replace(settings, **changes)
@@ -288,7 +295,7 @@ def train_policy(
             saving,
             ranks,
         )
-    tensors = adapters.to_numpy(adapted.factors(grpo_loop.ADAPTER_NAME))
+    tensors = adapters.to_numpy(adapted.factors(rounds.ADAPTER_NAME))
     return Trained(adapted.model, adapted, plan, run, tensors, appended, stderr.getvalue().splitlines())
 
 
@@ -326,7 +333,7 @@ def scripted(monkeypatch: Any, groups: list[list[Completion]]) -> None:
         drawn += len(prompts)
         return [groups[number % len(groups)] for number in range(drawn - len(prompts), drawn)]
 
-    monkeypatch.setattr(grpo_loop, "sample", sample)
+    monkeypatch.setattr(rounds, "sample", sample)
 
 
 class Poison(torch.autograd.Function):

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from stages.core.errors import TrainingError
-from stages.learning import grpo_loop, schedule
+from stages.learning import grpo_loop, rounds, schedule
 from stages.learning.grpo_loop import CURVE, planned_steps
 from stages.learning.reward_source import Scorer
 from stages.model import packed, sampling
@@ -230,7 +230,7 @@ def test_a_window_is_stepped_once_however_many_groups_it_has(recorded):
 
 def test_log_probabilities_and_entropy_are_of_the_tempered_distribution_before_top_p(monkeypatch):
     drawn = []
-    monkeypatch.setattr(grpo_loop, "sample", lambda *arguments: drawn.extend(sampling.sample(*arguments)) or drawn[-1:])
+    monkeypatch.setattr(rounds, "sample", lambda *arguments: drawn.extend(sampling.sample(*arguments)) or drawn[-1:])
     temperature = 0.5
     trained = train_policy(fitting_prompts(1), temperature=temperature, top_p=0.3, learning_rate=RATE_OF_A_STANDSTILL)
     means = {}
@@ -263,7 +263,7 @@ def draws(monkeypatch, **changes):
         drawn.extend(found := sampling.sample(*arguments))
         return found
 
-    monkeypatch.setattr(grpo_loop, "sample", sample)
+    monkeypatch.setattr(rounds, "sample", sample)
     train_policy(learning_rate=RATE_OF_A_STANDSTILL, **changes)
     return drawn
 
@@ -379,6 +379,153 @@ def test_flat_groups_without_a_leash_leave_the_adapter_byte_identical(changes):
     fresh = tiny.adapted(runs.frozen_toy()).add_fresh("policy", trained.plan, 42)
     assert trained.run.history[0]["flat_groups"] == 1.0
     assert trained.bytes() == {name: factor.detach().numpy().tobytes() for name, factor in fresh.items()}
+    assert trained.run.steps[0]["grad_norm"] == 0.0
+
+
+# Variants
+
+
+@pytest.mark.parametrize(
+    "neutral",
+    [
+        {"clip_low": 1.0, "clip_high": 1e30},
+        {"clip_low": 1e-9, "clip_high": 1e-9},
+        {"aggregation": "tokens"},
+        {"aggregation": "fixed"},
+        {"scale_rewards": "none"},
+    ],
+)
+def test_a_variant_that_changes_nothing_changes_no_bit(neutral):
+    """Completions that all have the cap's five tokens, rewards whose deviation is one, and one update."""
+    script = {"end_tokens": (10_000,), "iterations": 2, "accumulation": 2}
+    default, varied = (
+        train_policy(fitting_prompts(3), Written([[1.0, -1.0, 1.0, -1.0]]), **script, **changes) for changes in ({}, neutral)
+    )
+    assert varied.run.steps == default.run.steps
+    assert varied.bytes() == default.bytes()
+    assert default.run.steps[0]["grad_norm"] > 0
+
+
+def test_leaving_out_truncated_completions_changes_no_bit_where_none_is(monkeypatch):
+    runs.scripted(monkeypatch, [[ended(5, 6), ended(7), ended(8, 9, 10), ended()]])
+    default, varied = (train_policy(fitting_prompts(3), iterations=2, **changes) for changes in ({}, {"mask_truncated": True}))
+    assert varied.bytes() == default.bytes()
+    assert varied.run == default.run
+
+
+def test_a_ratio_of_whole_completions_changes_nothing_but_rounding_where_there_is_one_update():
+    default, varied = (train_policy(fitting_prompts(3), **changes) for changes in ({}, {"importance_sampling_level": "sequence"}))
+    assert varied.run.steps == [pytest.approx(row, rel=1e-4, abs=1e-6) for row in default.run.steps]
+
+
+@pytest.mark.parametrize(
+    "variant", [{"aggregation": "tokens"}, {"aggregation": "fixed"}, {"scale_rewards": "none"}, {"mask_truncated": True}, {"updates": 2}]
+)
+def test_each_variant_trains_another_policy(variant):
+    default, varied = (train_policy(fitting_prompts(3), end_tokens=MANY_ENDS, **changes) for changes in ({}, variant))
+    assert varied.bytes() != default.bytes()
+
+
+def test_all_tokens_of_a_window_count_the_same_whatever_group_they_are_in(monkeypatch):
+    """Groups of 2 + 4 and 6 + 4 tokens in one window: the sum over all sixteen by sixteen."""
+    script = [[ended(5), cut(6, 7, 8, 9)], [cut(5, 6, 7, 8, 9, 10), ended(11, 12, 13)]]
+    rewards = [[0.0, 1.0], [3.0, 1.0]]
+    runs.scripted(monkeypatch, script)
+    with runs.watching(monkeypatch, grpo_loop) as seen:
+        trained = train_policy(fitting_prompts(2), Written(rewards), group=2, accumulation=2, aggregation="tokens", beta=0.0)
+    # the advantages are -1 1 and 1 -1: -(-2 + 4 + 6 - 4)/16
+    assert trained.run.steps[0]["loss"] == pytest.approx(-4 / 16)
+    adapted = trained.adapters
+    factors = list(adapted.factors("policy").values())
+    with torch.no_grad():
+        for factor, tensor in zip(factors, seen[0].tensors, strict=True):
+            factor.copy_(tensor)
+    adapted.use("policy")
+    total = 0.0
+    for prompt, completions, signs in zip(fitting_prompts(2).ids, script, [(-1, 1), (1, -1)], strict=True):
+        for completion, sign in zip(completions, signs, strict=True):
+            total = total - sign * runs.log_probs(adapted.model, prompt, completion.ids, 0.9)[0].double().sum() / 16
+    for found, expected in zip(seen[0].gradients, torch.autograd.grad(total, factors), strict=True):
+        assert (found - expected).norm() <= 1e-4 * expected.norm() + 1e-7
+
+
+def test_several_updates_are_taken_on_the_draws_and_rewards_of_one_round(monkeypatch):
+    """Each step's loss and gradient by plain loops, with the ratio to the policy that drew, clipped."""
+    scripts, rewards = [[ended(5, 6), cut(8, 9, 10, 11, 12)], [ended(7), ended(9, 9, 9)]], [[0.0, 1.0], [2.0, -1.0]]
+    runs.scripted(monkeypatch, scripts)
+    changes = {"group": 2, "iterations": 2, "updates": 3, "clip_low": 0.02, "clip_high": 0.03, "beta": 0.3, "learning_rate": 2e-2}
+    scorer = Written(rewards)
+    with runs.watching(monkeypatch, grpo_loop) as seen:
+        trained = train_policy(fitting_prompts(2), scorer, **changes)
+    run = trained.run
+    assert run.planned_steps == len(run.steps) == planned_steps(2, runs.grpo_settings(**changes)) == 12
+    assert scorer.asked == 4  # windows of one prompt in two iterations, scored once each
+    assert [(entry["groups"], entry["completions"]) for entry in run.history] == [(2, 4), (2, 4)]
+    assert [row["learning_rate"] for row in run.steps] == [schedule.learning_rate(step, 12, 2e-2, 0) for step in range(12)]
+    assert all(tuple(row) == (*CURVE, "clipped") for row in run.steps)
+    for step, (snapshot, row) in enumerate(zip(seen, run.steps, strict=True)):
+        number = step // 3 % 2
+        sampler = seen[step - step % 3]
+        loss, gradients, clipped = clipped_loss(trained.adapters, sampler, snapshot, number, scripts, rewards, changes)
+        assert row["loss"] == pytest.approx(loss, rel=1e-4, abs=1e-6), step
+        assert row["clipped"] == pytest.approx(clipped)
+        assert (clipped > 0) <= (step % 3 > 0)
+        for found, expected in zip(snapshot.gradients, gradients, strict=True):
+            assert (found - expected).norm() <= 1e-4 * expected.norm() + 1e-7
+    assert sum(row["clipped"] > 0 for row in run.steps) > 4
+    assert re.search(r"kl \d+\.\d{5} clipped \d\.\d{4}$", trained.said[-2])
+
+
+def clipped_loss(adapted, sampler, snapshot, number, scripts, rewards, changes):
+    """Of one group, by plain loops: the loss, its gradient and the share of clipped ratios."""
+    factors = list(adapted.factors("policy").values())
+
+    def found(tensors):
+        with torch.no_grad():
+            for factor, tensor in zip(factors, tensors, strict=True):
+                factor.copy_(tensor)
+        prompt = fitting_prompts(2).ids[number]
+        return [runs.log_probs(adapted.model, prompt, completion.ids, 0.9)[0].double() for completion in scripts[number]]
+
+    with torch.no_grad():
+        adapted.use(None)
+        reference = found(sampler.tensors)
+        adapted.use("policy")
+        before = found(sampler.tensors)
+    now = found(snapshot.tensors)
+    mean = sum(rewards[number]) / 2
+    deviation = math.sqrt(sum((reward - mean) ** 2 for reward in rewards[number]) / 2)
+    total, held, tokens = 0.0, 0, 0
+    for base, old, new, reward in zip(reference, before, now, rewards[number], strict=True):
+        advantage, of_completion = (reward - mean) / deviation, 0.0
+        for place in range(len(new)):
+            ratio = torch.exp(new[place] - old[place])
+            bound = min(max(ratio.item(), 1 - changes["clip_low"]), 1 + changes["clip_high"])
+            gained = ratio * advantage
+            if bound * advantage < gained.item():
+                gained, held = bound * advantage, held + 1
+            gap = base[place] - new[place]
+            of_completion = of_completion - gained + changes["beta"] * (torch.exp(gap) - gap - 1)
+            tokens += 1
+        total = total + of_completion / len(new) / 2
+    return total.item(), torch.autograd.grad(total, factors), held / tokens
+
+
+def test_truncated_completions_that_are_left_out_stay_in_the_baseline(monkeypatch):
+    """Rewards 0, 1 and 2; the last is truncated: it has no gradient, and the mean of 1 is still that of all three."""
+    script = [[ended(5, 6), ended(7), cut(8, 9, 10, 11, 12)]]
+    runs.scripted(monkeypatch, script)
+    run = train_policy(fitting_prompts(1), Written([[0.0, 1.0, 2.0]]), group=3, mask_truncated=True, beta=0.0).run
+    assert run.steps[0]["loss"] == pytest.approx(1 / math.sqrt(2 / 3) / 3)  # of -(-1 + 0 + nothing)/std/3
+    assert (run.steps[0]["mean_reward"], run.steps[0]["truncated"]) == (1.0, pytest.approx(1 / 3))
+
+
+def test_where_all_are_truncated_and_left_out_it_is_said_and_nothing_moves(monkeypatch):
+    runs.scripted(monkeypatch, [[cut(5, 6), cut(7, 8)]])
+    trained = train_policy(fitting_prompts(1), Written([[1.0, 3.0]]), group=2, mask_truncated=True)
+    assert trained.run.warning == (
+        "no completion ended; every one was cut at max_new_tokens and left out of the loss, so there is nothing to learn from"
+    )
     assert trained.run.steps[0]["grad_norm"] == 0.0
 
 

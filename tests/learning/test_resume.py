@@ -262,3 +262,30 @@ def test_the_history_file_holds_every_step_once(folder: StateFolder, tmp_path: P
             policy(Saving(folder, 5))
     resumed = policy(Saving(folder, 5))
     assert [json.loads(line) for line in history.path.read_text().splitlines()] == resumed.run.steps
+
+
+def updated(saving: Saving | None = None) -> runs.Trained:
+    """12 steps: six windows, each stepped on twice."""
+    return train_policy(fitting_prompts(6), **({"saving": saving} if saving else {}), **{**POLICY, "iterations": 3, "updates": 2})
+
+
+@pytest.mark.parametrize("every", [1, 3, 100])
+@pytest.mark.parametrize("at", [1, 4, 7])
+def test_steps_on_one_window_are_taken_again_together(folder: StateFolder, monkeypatch: pytest.MonkeyPatch, every: int, at: int):
+    """A window that was broken off between its two steps is drawn anew, from the policy that drew it."""
+    straight = updated()
+    assert any(row["clipped"] > 0 for row in straight.run.steps)
+    with monkeypatch.context() as patched:
+        broken_off(patched, grpo_loop, at)
+        with pytest.raises(BrokenOffError) as error:
+            updated(Saving(folder, every))
+    whole = at - at % 2
+    saved = whole if at % 2 == 0 else whole if every == 1 else {3: {1: 0, 7: 6}}.get(every, {}).get(at, 0)
+    assert list(getattr(error.value, "__notes__", [])) == (
+        [f"the state after step {saved}/12 is saved: the same run goes on from it"] if saved else []
+    )
+    resumed = updated(Saving(folder, every))
+    assert sum(" loss " in line and " step " in line for line in resumed.said) == 12 - saved
+    assert resumed.bytes() == straight.bytes()
+    assert resumed.run == straight.run
+    assert resumed.appended == straight.appended

@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from stages.learning import grpo_loop
-from stages.learning.grpo_loop import Group
 from stages.learning.objective import group_advantages
 from stages.learning.ranks import ALONE, GradientSum
 from stages.learning.reward_loop import _accumulated
 from stages.learning.reward_source import Scorer
+from stages.learning.rounds import Drawn, Group, Remembered, Rounds
 from stages.model import toy
 from stages.model.groups import Completed, sharing
 from stages.model.reward_model import RewardModel
@@ -63,7 +62,14 @@ def padded(rows, fill):
     return torch.tensor([[*row, *[fill] * (longest - len(row))] for row in rows])
 
 
-def trl_grpo_loss(adapted, tmp_path, beta, rewards):
+def reference_of(adapted):
+    """What the base says of the completions' tokens, [N]."""
+    with torch.no_grad(), adapted.using(None, then="policy"):
+        return adapted.passes.token_scores([Completed(PROMPT, [completion.ids for completion in COMPLETIONS])], TEMPERATURE)[0].log_probs
+
+
+def trl_grpo_loss(adapted, tmp_path, beta, advantages, sampler=None, **variant):
+    """`sampler` [N] holds log-probabilities of an earlier update."""
     config = {
         "output_dir": str(tmp_path),
         "use_cpu": True,
@@ -71,11 +77,11 @@ def trl_grpo_loss(adapted, tmp_path, beta, rewards):
         "report_to": [],
         "per_device_train_batch_size": 4,
         "num_generations": 4,
-        "loss_type": "grpo",
         "temperature": TEMPERATURE,
+        "loss_type": "grpo",
         "use_bias_correction_kl": False,
         "beta": 0.0,  # above zero it would load the reference by its name; here both sides are one model
-    }
+    } | variant
     trainer = quiet(
         lambda: GRPOTrainer(
             model=adapted.model,
@@ -92,8 +98,13 @@ def trl_grpo_loss(adapted, tmp_path, beta, rewards):
         "prompt_mask": torch.ones(4, len(PROMPT), dtype=torch.long),
         "completion_ids": padded(completions, 0),
         "completion_mask": padded([[1] * len(completion) for completion in completions], 0),
-        "advantages": group_advantages(torch.tensor(rewards, dtype=torch.float64)).values().float(),
+        "advantages": advantages.values().float(),
     }
+    if trainer.mask_truncated_completions:  # as it does where it samples
+        inputs["completion_mask"] *= torch.tensor([[completion.ended] for completion in COMPLETIONS])
+    inputs["num_items_in_batch"] = inputs["completion_mask"].sum()
+    if sampler is not None:
+        inputs["old_per_token_logps"] = padded([part.tolist() for part in sampler.split([len(one) for one in completions])], 0.0)
     whole = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
     mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
     with torch.no_grad():
@@ -105,24 +116,63 @@ def trl_grpo_loss(adapted, tmp_path, beta, rewards):
 
 @pytest.mark.parametrize(("beta", "rewards"), [(0.04, REWARDS), (0.0, REWARDS), (2.0, [1.0] * 4)])
 def test_the_grpo_loss_and_its_gradient_are_those_of_trl(policy, tmp_path, beta, rewards):
-    factors = list(policy.factors("policy").values())
-    theirs, trainer = trl_grpo_loss(policy, tmp_path, beta, rewards)
-    their_gradient = torch.autograd.grad(theirs, factors)
-    policy.use("policy")
-    given = torch.tensor(rewards, dtype=torch.float64)
-    group = Group(0, PROMPT, COMPLETIONS, given, group_advantages(given))
     settings = runs.grpo_settings(beta=beta, temperature=TEMPERATURE)
-    loop = grpo_loop._Loop(policy, Scorer(policy, None), runs.fitting_prompts(), [], settings, ALONE)
-    loss, (figures,) = loop._loss([group], "iteration 1/1", 0)
-    loss.backward()
-    assert figures.loss == pytest.approx(theirs.item(), rel=1e-5, abs=1e-6)
-    for factor, expected in zip(factors, their_gradient, strict=True):
-        assert (factor.grad - expected).norm() <= 1e-4 * expected.norm() + 1e-8
-    assert max(expected.norm() for expected in their_gradient) > 1e-2
+    trainer = require_trls(policy, tmp_path, settings, rewards)
 
     # the mean over all tokens, as theirs is
     scores = policy.passes.token_scores([Completed(PROMPT, [completion.ids for completion in COMPLETIONS])], TEMPERATURE)[0]
     assert trainer._metrics["eval"]["entropy"] == [pytest.approx(scores.entropy.mean().item(), rel=1e-5)]
+
+
+CAP = 12
+"""Of a completion's tokens; none here has as many."""
+MOVED = torch.tensor([0.3, -0.4, 0.05, 0.0, -0.9, 0.8, 0.6, -0.6, 0.9, -0.02])
+"""How far the policy that sampled is from the policy of a later update, over and over, in nats."""
+
+
+@pytest.mark.parametrize("updated", [False, True])
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ({}, {}),
+        ({"aggregation": "tokens"}, {"loss_type": "dapo"}),
+        ({"aggregation": "fixed", "scale_rewards": "none"}, {"loss_type": "dr_grpo", "max_completion_length": CAP}),
+        ({"importance_sampling_level": "sequence"}, {"importance_sampling_level": "sequence"}),
+        ({"mask_truncated": True}, {"mask_truncated_completions": True}),
+        ({"mask_truncated": True, "aggregation": "tokens"}, {"mask_truncated_completions": True, "loss_type": "dapo"}),
+        ({"clip_low": 0.1, "clip_high": 0.35}, {"epsilon": 0.1, "epsilon_high": 0.35}),
+    ],
+)
+def test_the_variants_of_the_grpo_loss_and_their_gradients_are_those_of_trl(policy, tmp_path, ours, theirs, updated):
+    settings = runs.grpo_settings(beta=0.1, temperature=TEMPERATURE, max_new_tokens=CAP, updates=2, **ours)
+    require_trls(policy, tmp_path, settings, REWARDS, updated, **theirs)
+
+
+def require_trls(policy, tmp_path, settings, rewards, updated=False, **theirs):
+    """Asserts that loss and gradient are TRL's, in a first update or in one that the sampler is behind; gives TRL's trainer."""
+    factors = list(policy.factors("policy").values())
+    given = torch.tensor(rewards, dtype=torch.float64)
+    group = Group(Drawn(0, PROMPT, COMPLETIONS), given, group_advantages(given, settings.scale_rewards))
+    sampler = None
+    if updated:
+        policy.use("policy")
+        with torch.no_grad():
+            now = policy.passes.token_scores([group.drawn.whole()], TEMPERATURE)[0].log_probs
+        sampler = now - MOVED.repeat(len(now))[: len(now)]
+        group = group._replace(remembered=Remembered(reference_of(policy), sampler))
+    their_loss, trainer = trl_grpo_loss(policy, tmp_path, settings.beta, group.advantages, sampler, **theirs)
+    their_gradient = torch.autograd.grad(their_loss, factors)
+    policy.use("policy")
+    kept = [len(one.ids) for one in COMPLETIONS if one.ended or not settings.mask_truncated]
+    rounds = Rounds(policy, Scorer(policy, None), runs.fitting_prompts(), [], settings, ALONE)
+    loss, (figures,), _ = rounds.loss([group], sum(kept) / len(COMPLETIONS), "iteration 1/1", 0)
+    loss.backward()
+    assert figures.loss == pytest.approx(their_loss.item(), rel=1e-5, abs=1e-6)
+    assert (figures.clipped > 0) == updated
+    for factor, expected in zip(factors, their_gradient, strict=True):
+        assert (factor.grad - expected).norm() <= 1e-4 * expected.norm() + 1e-8
+    assert max(expected.norm() for expected in their_gradient) > 1e-3
+    return trainer
 
 
 def test_the_pairwise_loss_and_its_gradient_are_those_of_trls_reward_trainer(tmp_path):

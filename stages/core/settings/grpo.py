@@ -48,6 +48,20 @@ class Grpo:
     """Nucleus sampled from; log-probabilities are taken before it."""
     max_sequence: int = setting(at_least(1, "max_sequence must be at least one token"))
     """Tokens of a rendered prompt; a longer one is skipped whole and counted."""
+    updates: int = setting(at_least(1, GRPO + "at least one update per round of sampling"))
+    """Optimizer steps on each window's completions; from the second on the ratio is no longer 1, and is clipped."""
+    clip_low: float = setting(above(0, 1, "clip_low must be above zero and at most one"))
+    """How far below 1 a ratio counts."""
+    clip_high: float = setting(finite_above_zero("clip_high must be a finite number above zero"))
+    """How far above 1 a ratio counts."""
+    importance_sampling_level: str = setting(one_of("token", "sequence"))
+    """What has a ratio of its own: each token, or each completion."""
+    aggregation: str = setting(one_of("completion", "tokens", "fixed"))
+    """What a completion's sum over its tokens is divided by: its own tokens, the window's mean of those, or max_new_tokens."""
+    scale_rewards: str = setting(one_of("group", "none"))
+    """What advantages are divided by: the deviation of the group's rewards, or nothing."""
+    mask_truncated: bool = setting()
+    """Whether a truncated completion is left out of the loss; it stays in its group's baseline."""
     empty_completions: str = setting(one_of("refuse", "score"))
     """What becomes of a group in which a completion is a lone end token: refused and counted, or scored with length 0."""
     seed: int = setting(schema.seed)
