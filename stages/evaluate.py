@@ -9,7 +9,6 @@ import dataclasses
 from dataclasses import dataclass
 
 from stages.core import layout, runner
-from stages.core.errors import ArtifactError
 from stages.core.progress import say
 from stages.core.runner import Document
 from stages.core.settings.evaluate import Evaluate
@@ -19,6 +18,7 @@ from stages.learning import comparison, fitting, launch, ranks, reward_source
 from stages.model import checkpoint, device, passes
 from stages.model.adapters import Adapters
 from stages.model.rendering import Renderer
+from stages.model.reward_model import RewardModel
 
 POLICY_NAME = "policy"
 OWN_REWARD = reward_source.MODEL + layout.REWARD.as_posix()
@@ -37,13 +37,11 @@ def main(params: Params) -> Document:
     settings = params.evaluate
     prompts, pairs = records.load_prompts(layout.HELDOUT_PROMPTS), records.load_pairs(layout.HELDOUT_PAIRS)
     base = base_record.read_base()
-    own = reward_source.open_source(layout.REWARD.as_posix(), base)
+    own = reward_source.open_model(layout.REWARD, base)
     policy = artifacts.read(layout.POLICY, artifacts.ADAPTER)
     artifacts.require_base(layout.POLICY, policy, base)
-    trained_on = policy.report.get("reward")
-    if not isinstance(trained_on, str):
-        raise ArtifactError(f"{layout.POLICY}: its report does not say what reward it was trained on; run `dvc repro -f grpo`")
-    training = None if trained_on == OWN_REWARD else reward_source.reopen(trained_on, base)
+    trained_on = reward_source.reopen(policy.report.get("reward_parts"), base)
+    training = None if trained_on.name == OWN_REWARD else trained_on
 
     found = checkpoint.find(base)
     renderer = Renderer(found.tokenizer, base)
@@ -62,10 +60,11 @@ def main(params: Params) -> Document:
     model = checkpoint.load_weights(found, computing_on, params.runtime.shard)
     adapted = Adapters(passes.choose(model, params.runtime))
     adapted.add_trained(POLICY_NAME, policy.rank, policy.alpha, policy.tensors)
-    scorer = own.attach(adapted)
-    assert scorer.reward_model is not None
-    training_scorer = training.attach(adapted, "training_reward") if training else None
-    scores = comparison.score_pairs(scorer.reward_model, fitted_pairs.pairs) if fitted_pairs.pairs else None
+    reward_model = RewardModel.trained(adapted, own)
+    there = {layout.REWARD.as_posix(): reward_model}
+    training_scorer = training.attach(adapted, prompts, renderer, "training_reward", there) if training else None
+    scores = comparison.score_pairs(reward_model, fitted_pairs.pairs) if fitted_pairs.pairs else None
+    scorer = reward_source.model_scorer(adapted, reward_model)
     compared = comparison.compare(adapted, POLICY_NAME, scorer, training_scorer, fitted, base.end_tokens, settings)
 
     report = {
@@ -79,8 +78,8 @@ def main(params: Params) -> Document:
         "skipped_long_prompts": fitted.skipped_long,
         **dataclasses.asdict(settings),
         "kl_temperature": settings.temperature or 1.0,
-        "training_reward": trained_on,
-        **comparison.prompt_figures(compared, settings, training is not None),
+        "training_reward": trained_on.name,
+        **comparison.prompt_figures(compared, settings, list(training_scorer.parts) if training_scorer else None),
     }
     texts = [prompts[index].prompt for index in fitted.indexes]
     with outputs.together():

@@ -49,12 +49,12 @@ def main(params: Params) -> Document:
     forward = passes.choose(model, params.runtime)
     plan = adapters.plan(model, "grpo", settings.rank, settings.alpha, settings.targets, settings.layers)
     adapted = Adapters(forward)
-    scorer = source.attach(adapted)
+    scorer = source.attach(adapted, prompts, renderer)
     with states.opened("grpo", settings, [layout.TRAIN_PROMPTS, layout.BASE_RECORD, *source.files], processes.rank == 0) as folder:
         saving = Saving(folder, params.runtime.checkpoint_every, processes)
         run = grpo_loop.fit(adapted, plan, scorer, fitted, base.end_tokens, settings, HistoryFile("grpo"), saving, processes)
         tensors = adapters.to_numpy(adapted.factors(rounds.ADAPTER_NAME))
-        report = grpo_report.grpo_report(run, source.name, base, plan, settings, prompts, fitted, tensors, unknown)
+        report = grpo_report.grpo_report(run, source, base, plan, settings, prompts, fitted, tensors, unknown)
         with outputs.together():
             artifacts.write(layout.POLICY, trained.artifact(artifacts.ADAPTER, base, plan, report, tensors))
             outputs.write_csv(layout.curve("grpo"), grpo_loop.columns(settings), run.steps)

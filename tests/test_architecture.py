@@ -15,7 +15,7 @@ from tests import imports
 LAYERS = ("core", "files", "model", "learning")
 """The folders under stages/; a module imports from its own or from one further left, an entry from any."""
 
-BESIDE = {"rewards": ("core",), "versions": ("core", "files", "versions"), "sweeps": ("core", "versions", "sweeps")}
+BESIDE = {"rewards": ("core", "rewards"), "versions": ("core", "files", "versions"), "sweeps": ("core", "versions", "sweeps")}
 """Folders that no other imports, entries apart, and what they may import; rewards are loaded by name."""
 
 HEAVY = {"accelerate", "dvc", "gguf", "peft", "pyarrow", "safetensors", "tokenizers", "torch", "transformers"}

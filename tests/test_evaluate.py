@@ -1,7 +1,9 @@
 """The evaluate stage: its report against what samples.jsonl holds, nulls where nothing is held out, and what it leaves alone."""
 
+import csv
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from tests.stage_settings import run, written
 
 pytestmark = pytest.mark.slow
 
+ROOT = Path(__file__).resolve().parents[1]
 PAIRS = "accuracy accuracy_low accuracy_high tied_pairs mean_score_margin mean_score_margin_low mean_score_margin_high".split()
 GAIN = "base_mean_reward policy_mean_reward reward_gain reward_gain_low reward_gain_high win_rate win_rate_low win_rate_high".split()
 PROMPTS = [
@@ -101,7 +104,7 @@ def test_a_policy_trained_on_length_is_measured_by_length_too(trained_project: P
     run("grpo", reward="length", max_new_tokens=4)
     found = run("evaluate").report
     assert found["training_reward"] == "length"
-    assert set(found) == {*COUNTS, *PAIRS, *PROMPTS, *BESIDE, *(f"training_{key}" for key in GAIN)}
+    assert set(found) == {*COUNTS, *PAIRS, *PROMPTS, *BESIDE, *(f"training_{key}" for key in ("rated_prompts", *GAIN))}
     rows = samples()
     for side in ("base", "policy"):
         assert found[f"training_{side}_mean_reward"] == pytest.approx(np.mean([row[f"training_{side}_reward"] for row in rows]))
@@ -110,6 +113,59 @@ def test_a_policy_trained_on_length_is_measured_by_length_too(trained_project: P
         words = [len(row[side].replace(".", " . ").split()) for row in rows]
         assert words == [row[f"training_{side}_reward"] for row in rows]
     assert found["training_reward_gain"] == pytest.approx(found["training_policy_mean_reward"] - found["training_base_mean_reward"])
+
+
+def rewards_of_ones_own() -> None:
+    """The shipped reward functions where the current folder is, and rows that have a column for them, but the second."""
+    shutil.copytree(ROOT / layout.REWARDS, layout.REWARDS)
+    for path in (layout.TRAIN_PROMPTS, layout.HELDOUT_PROMPTS):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(row | ({"answer": "3"} if number != 1 else {})) + "\n" for number, row in enumerate(rows)))
+
+
+def test_a_policy_trained_on_several_rewards_is_measured_by_each_of_them(trained_project: Path):
+    rewards_of_ones_own()
+    parts = [
+        {"source": "number_answer", "weight": 1.0},
+        {"source": "overlength", "weight": 0.5, "arguments": {"cap": 4, "margin": 2}},
+        {"source": layout.REWARD.as_posix(), "weight": 0.25, "name": "trait"},
+    ]
+    trained = run("grpo", reward=parts, max_new_tokens=4, updates=2).report
+    assert trained["reward"] == (
+        "1 * function:number_answer + 0.5 * function:overlength(cap=4, margin=2) + 0.25 * reward:artifacts/reward/reward.safetensors"
+    )
+    assert list(trained["history"][0]["parts"]) == ["number_answer", "overlength", "trait"]
+    assert trained["history"][0]["parts"]["number_answer"]["abstained"] == pytest.approx(1 / trained["prompts"])
+    with layout.curve("grpo").open() as stream:
+        curve = list(csv.DictReader(stream))
+    assert [row["part_number_answer"] for row in curve[:3]] == ["0.0", "0.0", ""]
+
+    found = run("evaluate", max_new_tokens=4).report
+    rows = samples()
+    assert found["training_reward"] == trained["reward"]
+    assert found["training_rated_prompts"] == found["heldout_prompts"]
+    for name, rated in (("number_answer", found["heldout_prompts"] - 1), ("overlength", found["heldout_prompts"])):
+        own = found["training_parts"][name]
+        values = {side: [row[f"training_{side}_parts"][name] for row in rows] for side in ("base", "policy")}
+        assert own["rated_prompts"] == rated
+        for side, each in values.items():
+            assert own[f"{side}_mean_reward"] == pytest.approx(np.mean([value for value in each if value is not None]))
+    for row in rows:
+        for side in ("base", "policy"):
+            own = row[f"training_{side}_parts"]
+            assert own["trait"] == row[f"{side}_reward"]
+            total = (own["number_answer"] or 0) + 0.5 * own["overlength"] + 0.25 * own["trait"]
+            assert row[f"training_{side}_reward"] == pytest.approx(total)
+
+
+def test_a_reward_that_abstains_on_some_prompts_is_measured_on_the_others(trained_project: Path):
+    rewards_of_ones_own()
+    trained = run("grpo", reward="number_answer", max_new_tokens=4).report
+    assert (trained["reward"], trained["refused_groups"], trained["unrated_groups"]) == ("function:number_answer", 1, 1)
+    found = run("evaluate", max_new_tokens=4).report
+    assert found["training_rated_prompts"] == found["heldout_prompts"] - 1
+    assert "training_parts" not in found
+    assert [row["training_policy_reward"] for row in samples()].count(None) == found["samples"]
 
 
 def test_nothing_held_out_gives_nulls_and_a_line_that_says_so(trained_project: Path, capsys: pytest.CaptureFixture[str]):

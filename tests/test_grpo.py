@@ -30,7 +30,7 @@ REPORT = (
     "targets layers learning_rate accumulation chat_template precision history log_probabilities"
 ).split()
 ROWS = {"shortest_tokens", "median_tokens", "longest_tokens", "special_strings", "labels_in_texts", "rewritten_texts", "unknown_tokens"}
-VARIANT = {"updates", "importance_sampling_level", "aggregation", "scale_rewards", "mask_truncated"}
+VARIANT = {"reward_parts", "unrated_groups", "updates", "importance_sampling_level", "aggregation", "scale_rewards", "mask_truncated"}
 BESIDE = {*ROWS, *VARIANT, "warning", "empty_completions"}
 """What else the report says."""
 HISTORY = (
@@ -63,11 +63,11 @@ def test_its_outputs_are_the_artifact_its_report_and_the_curve(trained_project: 
     assert len(artifacts.read(layout.POLICY, artifacts.ADAPTER).tensors) == 16
 
 
-def test_the_report_has_the_documented_keys_and_scalars_except_targets_layers_and_history(trained_project: Path):
+def test_the_report_has_the_documented_keys_and_scalars_except_its_lists(trained_project: Path):
     found = report()
     assert set(found) == {*REPORT, *BESIDE}
     scalars = str | int | float | None
-    assert {key for key, value in found.items() if not isinstance(value, scalars)} == {"targets", "layers", "history"}
+    assert {key for key, value in found.items() if not isinstance(value, scalars)} == {"reward_parts", "targets", "layers", "history"}
     assert found["reward"] == "reward:artifacts/reward/reward.safetensors"
     assert found["log_probabilities"] == "tempered, before top-p"
     assert (found["trainable_tensors"], found["trainable_parameters"]) == (16, 7168)
@@ -117,7 +117,9 @@ def test_a_reward_model_under_data_rewards_is_the_same_reward_under_another_name
         target.write_bytes(source.read_bytes())
     before = report()
     found = run("grpo", reward=kept.as_posix()).report
-    assert found == {**before, "reward": "reward:data/rewards/mine.safetensors"}
+    (part,) = found["reward_parts"]
+    assert part == {"source": kept.as_posix(), "weight": 1.0, "name": None, "arguments": None}
+    assert found == {**before, "reward": "reward:data/rewards/mine.safetensors", "reward_parts": [part]}
 
 
 def test_a_prompt_at_the_limit_is_kept_and_a_longer_one_skipped_whole(validated_project: Path, capsys: pytest.CaptureFixture[str]):

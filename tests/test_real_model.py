@@ -17,6 +17,7 @@ from stages.files import artifacts, base_record, records
 from stages.files.records import Message, Pair
 from stages.learning import reward_source
 from stages.model.rendering import Renderer
+from stages.model.reward_model import RewardModel
 from tests import tiny
 from tests.conftest import ROOT
 from tests.stage_settings import run
@@ -152,9 +153,9 @@ def test_the_reward_model_scores_as_transformers_and_peft_do(project: Path, monk
                 module.weight += artifact.alpha / artifact.rank * up @ down
         classifier.score.weight.copy_(torch.from_numpy(artifact.tensors["reward.head"]))
     pair = renderer.pair(records.load_pairs(layout.HELDOUT_PAIRS)[0])
-    scorer = reward_source.open_source(layout.REWARD.as_posix(), record).attach(tiny.adapted(loaded.model))
-    with torch.no_grad(), scorer.adapters.using("reward", then=None):
-        ours = scorer.reward_model.scores(tiny.whole(pair))
+    reward_model = RewardModel.trained(tiny.adapted(loaded.model), reward_source.open_model(layout.REWARD, record))
+    with torch.no_grad(), reward_model.adapters.using("reward", then=None):
+        ours = reward_model.scores(tiny.whole(pair))
     with torch.no_grad():
         theirs = torch.stack([classifier(torch.tensor([side])).logits[0, 0] for side in pair])
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)

@@ -53,6 +53,10 @@ class TrainingError(LeashError):
     """A run that cannot start or go on: nothing to train on, no room for the warm-up, a number that is not finite."""
 
 
+class RewardFunctionError(LeashError):
+    """A function in stages/rewards/ that cannot be called, fails, or gives something other than rewards: mend it at the line named."""
+
+
 class BusyError(LeashError):
     """Another process runs the same in this folder: wait for it to end, or end it."""
 

@@ -13,6 +13,8 @@ OVERRIDES = CONF / "overrides.yaml"
 
 DATA = Path("data")
 REWARD_ARTIFACTS = DATA / "rewards"
+REWARDS = Path("stages") / "rewards"
+"""Reward functions, the user's among them."""
 ARTIFACTS = Path("artifacts")
 REPORTS = Path("reports")
 STATE = Path(".state")

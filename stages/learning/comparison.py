@@ -15,6 +15,7 @@ from stages.learning.fitting import FittingPrompts
 from stages.learning.metrics import Floats, bootstrap_mean, first_not_finite, pair_order, win_rate
 from stages.learning.objective import completion_means, kl_k3
 from stages.learning.reward_source import Scorer
+from stages.learning.scores import Drawn, Rewards
 from stages.model.adapters import Adapters
 from stages.model.draws import group_uniforms
 from stages.model.groups import Completed, runs, sharing
@@ -38,6 +39,14 @@ class HeldoutGroup(NamedTuple):
     completions: dict[str, list[Completion]]
 
 
+class SideRewards(NamedTuple):
+    """Rewards of one held-out prompt's completions by side, [S] each; NaN where there is none."""
+
+    total: dict[str, Floats]
+    parts: dict[str, dict[str, Floats]]
+    """The same of each part, by its name."""
+
+
 @dataclass(frozen=True)
 class Compared:
     """One held-out prompt's completions by base and policy, on the same draws."""
@@ -46,8 +55,8 @@ class Compared:
     """By side, S each."""
     rewards: dict[str, Floats]
     """By side, [S], of the pipeline's own reward model."""
-    training_rewards: dict[str, Floats] | None
-    """By side, [S], of the reward that the policy was trained on where that is another."""
+    training: SideRewards | None
+    """Of the reward that the policy was trained on where that is another."""
     kl: float
     """k3 estimate of KL(policy || base) on the policy's completions, mean over samples of mean over tokens, nats."""
 
@@ -91,7 +100,7 @@ def compare(
             training = side_rewards(training_scorer, groups) if training_scorer else [None] * len(groups)
             kl = _kl(adapters, policy_name, groups, settings.temperature or 1.0)
             for place, group in enumerate(groups):
-                found.append(Compared(group.completions, rewards[place], training[place], kl[place]))
+                found.append(Compared(group.completions, rewards[place].total, training[place], kl[place]))
                 advance()
     return found
 
@@ -131,21 +140,26 @@ def drawn(
         ]
 
 
-def side_rewards(scorer: Scorer, groups: Sequence[HeldoutGroup]) -> list[dict[str, Floats]]:
+def side_rewards(scorer: Scorer, groups: Sequence[HeldoutGroup]) -> list[SideRewards]:
     """Each group's rewards by side; raises TrainingError where one is not finite."""
-    scores = scorer.rewards([(group.prompt, [one for side in group.completions.values() for one in side]) for group in groups])
-    found: list[dict[str, Floats]] = []
-    for group, every in zip(groups, scores, strict=True):
-        parts = every.chunk(len(group.completions))
-        rewards = dict(zip(group.completions, (part.numpy() for part in parts), strict=True))
-        for side, values in rewards.items():
-            if (draw := first_not_finite(values)) is not None:
-                raise TrainingError(
-                    f"held-out prompt {group.place} draw {draw}: the reward of the {side}'s completion is {values[draw]}, "
-                    "which is not finite"
-                )
-        found.append(rewards)
+    every = [Drawn(group.place, group.prompt, [one for side in group.completions.values() for one in side]) for group in groups]
+    found: list[SideRewards] = []
+    for group, scores in zip(groups, scorer.scores(every), strict=True):
+        values = scores.total.values.numpy()
+        if (place := first_not_finite(values)) is not None:
+            number, draw = divmod(place, len(values) // len(group.completions))
+            raise TrainingError(
+                f"held-out prompt {group.place} draw {draw}: the reward of the {list(group.completions)[number]}'s completion is "
+                f"{values[place]}, which is not finite"
+            )
+        found.append(SideRewards(_by_side(scores.total, group), {name: _by_side(part, group) for name, part in scores.parts.items()}))
     return found
+
+
+def _by_side(rewards: Rewards, group: HeldoutGroup) -> dict[str, Floats]:
+    """Each side's; NaN where there is none."""
+    values = rewards.values.where(rewards.rated, torch.nan)
+    return dict(zip(group.completions, (part.numpy() for part in values.chunk(len(group.completions))), strict=True))
 
 
 def pair_figures(scores: tuple[Floats, Floats] | None, settings: Evaluate) -> dict[str, Any]:
@@ -160,24 +174,23 @@ def pair_figures(scores: tuple[Floats, Floats] | None, settings: Evaluate) -> di
     }
 
 
-def prompt_figures(compared: Sequence[Compared], settings: Evaluate, other_reward: bool) -> dict[str, Any]:
+def prompt_figures(compared: Sequence[Compared], settings: Evaluate, parts: Sequence[str] | None) -> dict[str, Any]:
     """Base against policy; nulls where no prompt was held out. `truncated` and `empty` are shares of the completions.
 
-    Where the policy was trained on another reward, that one's figures are there too.
+    Where the policy was trained on another reward, that one's figures are there too, and where that one has several `parts`, theirs.
     """
     sides = [f"{side}_{key}" for side in SIDES for key in ("mean_completion_tokens", "truncated", "empty")]
+    training = {} if parts is None else _training_figures([one.training for one in compared if one.training], settings, parts)
     if not compared:
-        gain = _gain_keys("") + (_gain_keys("training_") if other_reward else ())
-        return dict.fromkeys((*gain, *_with_interval("mean_kl"), *sides))
-    figures = {**_gain("", [one.rewards for one in compared], settings)}
+        return dict.fromkeys((*_gain_keys(""), *_with_interval("mean_kl"), *sides)) | training
+    figures = _gain("", [one.rewards for one in compared], settings)
     figures |= _interval("mean_kl", np.array([one.kl for one in compared]), settings)
     for side in SIDES:
         every = [completion for one in compared for completion in one.completions[side]]
         figures[f"{side}_mean_completion_tokens"] = float(np.mean([completion.length for completion in every]))
         figures[f"{side}_truncated"] = float(np.mean([not completion.ended for completion in every]))
         figures[f"{side}_empty"] = float(np.mean([completion.empty for completion in every]))
-    training = [one.training_rewards for one in compared if one.training_rewards is not None]
-    return figures | (_gain("training_", training, settings) if training else {})
+    return figures | training
 
 
 def sample_rows(compared: Sequence[Compared], texts: Sequence[Text], renderer: Renderer) -> list[dict[str, Any]]:
@@ -187,10 +200,31 @@ def sample_rows(compared: Sequence[Compared], texts: Sequence[Text], renderer: R
         for draw in range(len(one.rewards["base"])):
             row = {"prompt": as_json(prompt), "draw": draw, **{side: renderer.text(one.completions[side][draw].content) for side in SIDES}}
             row |= {f"{side}_reward": float(one.rewards[side][draw]) for side in SIDES}
-            if one.training_rewards is not None:
-                row |= {f"training_{side}_reward": float(one.training_rewards[side][draw]) for side in SIDES}
+            if one.training is not None:
+                row |= {f"training_{side}_reward": _or_none(one.training.total[side][draw]) for side in SIDES}
+            if one.training is not None and len(one.training.parts) > 1:
+                parts = one.training.parts.items()
+                row |= {f"training_{side}_parts": {name: _or_none(part[side][draw]) for name, part in parts} for side in SIDES}
             rows.append(row)
     return rows
+
+
+def _training_figures(rewards: Sequence[SideRewards], settings: Evaluate, parts: Sequence[str]) -> dict[str, Any]:
+    """Of the reward that the policy was trained on: of the prompts in which it rates every completion of both sides."""
+    figures = _rated_gain("training_", [one.total for one in rewards], settings)
+    if len(parts) > 1:
+        figures["training_parts"] = {name: _rated_gain("", [one.parts[name] for one in rewards], settings) for name in parts}
+    return figures
+
+
+def _rated_gain(prefix: str, rewards: Sequence[dict[str, Floats]], settings: Evaluate) -> dict[str, Any]:
+    rated = [one for one in rewards if not any(np.isnan(values).any() for values in one.values())]
+    figures = _gain(prefix, rated, settings) if rated else dict.fromkeys(_gain_keys(prefix))
+    return {f"{prefix}rated_prompts": len(rated), **figures}
+
+
+def _or_none(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
 
 
 def _kl(adapters: Adapters, policy_name: str, groups: Sequence[HeldoutGroup], temperature: float) -> list[float]:

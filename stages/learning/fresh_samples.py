@@ -13,10 +13,11 @@ from stages.files.base_record import BaseRecord
 from stages.files.records import Prompt, as_json
 from stages.learning import fitting
 from stages.learning.comparison import AFRESH, drawn, side_rewards
-from stages.learning.reward_source import RewardSource
+from stages.learning.reward_source import model_scorer
 from stages.model import checkpoint, device, passes
 from stages.model.adapters import Adapters
 from stages.model.rendering import Renderer
+from stages.model.reward_model import RewardModel
 
 Rows = list[dict[str, Any]]
 
@@ -44,7 +45,8 @@ def draw(
     for policy, artifact in policies.items():
         adapted.add_trained(names[policy], artifact.rank, artifact.alpha, artifact.tensors)
     scorers = {
-        name: RewardSource(name, artifact).attach(adapted, f"reward_{number}") for number, (name, artifact) in enumerate(rewards.items())
+        name: model_scorer(adapted, RewardModel.trained(adapted, artifact, f"reward_{number}"))
+        for number, (name, artifact) in enumerate(rewards.items())
     }
     rows: dict[str, Rows] = {policy: [] for policy in policies}
     with bar(len(fitted.ids), "sample") as advance:
@@ -57,7 +59,7 @@ def draw(
                             "prompt": as_json(prompts[group.place].prompt),
                             "draw": number,
                             "policy": renderer.text(completion.content),
-                            **{name: float(values[place][policy][number]) for name, values in scored.items()},
+                            **{name: float(values[place].total[policy][number]) for name, values in scored.items()},
                         }
                         for number, completion in enumerate(completions)
                     ]

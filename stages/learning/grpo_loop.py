@@ -14,6 +14,7 @@ import numpy as np
 from stages.core.errors import TrainingError
 from stages.core.progress import bar, say
 from stages.core.settings.grpo import Grpo
+from stages.core.settings.reward_parts import parts_of
 from stages.core.stopping import undisturbed
 from stages.files.history import HistoryFile
 from stages.files.states import State
@@ -42,6 +43,8 @@ CURVE = (
 """Columns of reports/plots/grpo.csv, a row per optimizer step."""
 CLIPPED = "clipped"
 """One more of them where a window is stepped on several times: the share of ratios that the clip holds."""
+PART = "part_"
+"""One more for each of several rewards: this and its name, its mean before its weight."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class GrpoRun:
     """One entry per iteration."""
     planned_steps: int
     refused_groups: int
+    unrated_groups: int
+    """Of those refused: in which a completion has no reward."""
     warning: str | None
     """What a reader must know before believing the last iteration; None where there is nothing."""
 
@@ -65,6 +70,7 @@ class Progress:
     over: int = 0
     """Planned steps that are over, those of windows that took none included."""
     refused_groups: int = 0
+    unrated_groups: int = 0
     steps: list[dict[str, Any]] = field(default_factory=list)
     history: list[dict[str, Any]] = field(default_factory=list)
     figures: list[GroupFigures] = field(default_factory=list)
@@ -72,20 +78,27 @@ class Progress:
 
     def state(self) -> State:
         """The progress to be saved."""
-        return State(
-            self.over, {}, {"refused_groups": self.refused_groups, "steps": self.steps, "history": self.history, "figures": self.figures}
-        )
+        counts = {"refused_groups": self.refused_groups, "unrated_groups": self.unrated_groups}
+        return State(self.over, {}, {**counts, "steps": self.steps, "history": self.history, "figures": self.figures})
 
     def resume(self, state: State) -> None:
         """Goes on from a saved one."""
         self.over = state.step
-        self.refused_groups, self.steps, self.history = (state.fields[key] for key in ("refused_groups", "steps", "history"))
+        self.refused_groups, self.unrated_groups = (state.fields[key] for key in ("refused_groups", "unrated_groups"))
+        self.steps, self.history = (state.fields[key] for key in ("steps", "history"))
         self.figures = [GroupFigures(*one) for one in state.fields["figures"]]
 
 
 def columns(settings: Grpo) -> tuple[str, ...]:
     """Those of the run's curve."""
-    return CURVE if settings.updates == 1 else (*CURVE, CLIPPED)
+    clipped = () if settings.updates == 1 else (CLIPPED,)
+    return (*CURVE, *clipped, *(PART + name for name in _parts(settings)))
+
+
+def _parts(settings: Grpo) -> list[str]:
+    """The names of the parts of a reward that has several."""
+    names = [part.called for part in parts_of(settings.reward)]
+    return names if len(names) > 1 else []
 
 
 def planned_steps(prompts: int, settings: Grpo) -> int:
@@ -136,6 +149,8 @@ def fit(
             if drawn and not progress.steps:
                 ranks.say_idle(len(rounds.passes(drawn)), "raise grpo.accumulation, or train in fewer")
             window = rounds.scored(drawn, name) if drawn else None
+            unrated = window.refused if window else 0
+            window = window if window and window.groups else None
             for step in range(first, first + settings.updates):
                 last = step + 1 == first + settings.updates
                 where = f"{name} step {step + 1}/{planned}"
@@ -155,12 +170,14 @@ def fit(
                         progress.over += 1
                         if window:
                             optimizer.step(step)
-                            row = {"step": step + 1, "iteration": done + 1, **_means(found), "grad_norm": norm}
+                            row: dict[str, Any] = {"step": step + 1, "iteration": done + 1, **_means(found), "grad_norm": norm}
                             row |= {"learning_rate": optimizer.rate(step), CLIPPED: _mean(found, CLIPPED)}
+                            row |= {PART + part: _part(found, part, 0) for part in _parts(settings)}
                             progress.steps.append({column: row[column] for column in columns(settings)})
                             progress.figures += found
                         if last:
-                            progress.refused_groups += refused
+                            progress.refused_groups += refused + unrated
+                            progress.unrated_groups += unrated
                         if last and number + 1 == windows:
                             _end_iteration(progress, done + 1, settings)
                     if window:
@@ -170,7 +187,14 @@ def fit(
                         _say_iteration(name, progress.history[-1], settings)
                     advance()
             keeper.saved_when_due(first + settings.updates, settings.updates, progress.state)
-    return GrpoRun(progress.steps, progress.history, planned, progress.refused_groups, _warning(progress.history[-1], settings))
+    return GrpoRun(
+        progress.steps,
+        progress.history,
+        planned,
+        progress.refused_groups,
+        progress.unrated_groups,
+        _warning(progress.history[-1], settings),
+    )
 
 
 def _windows(prompts: int, settings: Grpo) -> int:
@@ -180,6 +204,13 @@ def _windows(prompts: int, settings: Grpo) -> int:
 
 def _end_iteration(progress: Progress, iteration: int, settings: Grpo) -> None:
     """Adds the iteration to the history; raises TrainingError where every group of it was refused."""
+    if not progress.figures and progress.unrated_groups:
+        raise TrainingError(
+            f"grpo.reward: iteration {iteration}/{settings.iterations}: every group was refused: a completion of each has no reward, "
+            f"since all that there are abstained, or was empty ({progress.unrated_groups} and "
+            f"{progress.refused_groups - progress.unrated_groups} groups so far); give rows the columns that the reward reads, or name a "
+            "reward that rates every completion"
+        )
     if not progress.figures:
         raise TrainingError(
             f"grpo.empty_completions: iteration {iteration}/{settings.iterations}: every group was refused: a sampled completion was "
@@ -208,6 +239,12 @@ def _say_iteration(name: str, entry: dict[str, Any], settings: Grpo) -> None:
 def _mean(figures: Sequence[GroupFigures], name: str) -> float:
     """A figure's mean over several groups, each group counting the same."""
     return float(np.mean([getattr(group, name) for group in figures]))
+
+
+def _part(figures: Sequence[GroupFigures], part: str, place: int) -> float | None:
+    """A figure of one of several rewards, its mean over the groups that have it; null where none has."""
+    there = [value for group in figures if (value := group.parts[part][place]) is not None]
+    return float(np.mean(there)) if there else None
 
 
 def _means(figures: Sequence[GroupFigures]) -> dict[str, float]:
@@ -241,7 +278,12 @@ def _iteration(iteration: int, figures: Sequence[GroupFigures], steps: Sequence[
         "grad_norm": float(np.mean([step["grad_norm"] for step in steps])),
         "learning_rate": steps[-1]["learning_rate"],
     }
-    return entry if settings.updates == 1 else {**entry, CLIPPED: _mean(figures, CLIPPED)}
+    if settings.updates > 1:
+        entry |= {CLIPPED: _mean(figures, CLIPPED)}
+    if parts := _parts(settings):
+        of_part = ("mean_reward", "reward_spread", "abstained")
+        entry["parts"] = {part: {key: _part(figures, part, place) for place, key in enumerate(of_part)} for part in parts}
+    return entry
 
 
 def _warning(entry: dict[str, Any], settings: Grpo) -> str | None:

@@ -8,13 +8,14 @@ from stages.files.base_record import BaseRecord
 from stages.files.records import Prompt
 from stages.learning.fitting import FittingPrompts
 from stages.learning.grpo_loop import GrpoRun
+from stages.learning.reward_source import RewardSource
 from stages.learning.trained import Tensors, adapter_fields, size_fields
 from stages.model.adapters import Plan
 
 
 def grpo_report(
     run: GrpoRun,
-    reward: str,
+    reward: RewardSource,
     base: BaseRecord,
     plan: Plan,
     settings: Grpo,
@@ -26,13 +27,15 @@ def grpo_report(
     """reports/grpo.json; the means at its top are the last iteration's."""
     last = run.history[-1]
     return {
-        "reward": reward,
+        "reward": reward.name,
+        "reward_parts": reward.record(),
         "prompts": len(prompts),
         "trained_prompts": len(fitted.ids),
         "skipped_long": fitted.skipped_long,
         **fitted.figures,
         "unknown_tokens": unknown,
         "refused_groups": run.refused_groups,
+        "unrated_groups": run.unrated_groups,
         "group": settings.group,
         "iterations": settings.iterations,
         "steps": len(run.steps),

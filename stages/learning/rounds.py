@@ -5,8 +5,9 @@ the frozen reference and back-propagated, a few in one pass, each divided by the
 processes share a window's prompts when sampling, and its passes after that.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -32,25 +33,13 @@ from stages.learning.objective import (
 from stages.learning.optimizer import NotFiniteGradientError, remedy
 from stages.learning.ranks import GradientSum, Ranks
 from stages.learning.reward_source import Scorer
+from stages.learning.scores import Drawn, Rewards
 from stages.model.adapters import Adapters
 from stages.model.draws import group_uniforms
-from stages.model.groups import Completed, TokenScores, runs
+from stages.model.groups import TokenScores, runs
 from stages.model.sampling import Completion, NotFiniteError, sample
 
 ADAPTER_NAME = "policy"
-
-
-class Drawn(NamedTuple):
-    """A prompt's sampled completions."""
-
-    place: int
-    """Place of the prompt in its file."""
-    prompt: list[int]
-    completions: list[Completion]
-
-    def whole(self) -> Completed:
-        """What goes through the model."""
-        return Completed(self.prompt, [completion.ids for completion in self.completions])
 
 
 class Remembered(NamedTuple):
@@ -68,11 +57,13 @@ class Group(NamedTuple):
     rewards: Tensor
     """float64 [G]."""
     advantages: Advantages
+    parts: Mapping[str, Rewards] = MappingProxyType({})
+    """Of several rewards each one's own, by name."""
     remembered: Remembered | None = None
     """None in the first update, which finds them."""
 
     @property
-    def completions(self) -> list[Completion]:
+    def completions(self) -> Sequence[Completion]:
         """The completions themselves."""
         return self.drawn.completions
 
@@ -85,7 +76,8 @@ class Group(NamedTuple):
         """Some draws of the group, with the rewards and advantages that they have in it."""
         remembered = self.remembered and Remembered(*(torch.cat(one.split(self.lengths)[draws]) for one in self.remembered))
         drawn = self.drawn._replace(completions=self.completions[draws])
-        return Group(drawn, self.rewards[draws], self.advantages.of(draws), remembered)
+        parts = {name: rewards.of(draws) for name, rewards in self.parts.items()}
+        return Group(drawn, self.rewards[draws], self.advantages.of(draws), parts, remembered)
 
 
 class GroupFigures(NamedTuple):
@@ -102,6 +94,8 @@ class GroupFigures(NamedTuple):
     clipped: float
     """Share of its ratios that the clip holds."""
     completions: int
+    parts: dict[str, list[float | None]]
+    """Of several rewards each one's mean and deviation, null where it abstained throughout, and the share in which it abstained."""
 
 
 @dataclass
@@ -111,6 +105,8 @@ class Window:
     passes: list[list[Group]]
     groups: int
     """Of all processes."""
+    refused: int
+    """Groups left out because a completion has no reward, of all processes."""
     mean_tokens: float
     """Tokens that are in the loss by completions of any kind, of all processes."""
 
@@ -163,10 +159,16 @@ class Rounds:
         passes = self.passes(drawn)
         own = self.ranks.share(len(passes))
         mine: list[list[Group]] = []
-        self.ranks.gather(lambda: mine.extend(self._scored(one, name) for one in passes[own.start : own.stop]))
-        completions = [completion for one in drawn for completion in one.completions]
+
+        def work() -> list[int]:
+            mine.extend(self._scored(one, name) for one in passes[own.start : own.stop])
+            return [group.drawn.place for together in mine for group in together]
+
+        scored = [place for part in self.ranks.gather(work) for place in part]
+        completions = [completion for one in drawn if one.place in scored for completion in one.completions]
         tokens = sum(len(completion.ids) for completion in completions if self._counts(completion))
-        return Window(mine, len(drawn), tokens / len(completions))
+        kept = [together for together in mine if together]
+        return Window(kept, len(scored), len(drawn) - len(scored), tokens / max(1, len(completions)))
 
     def back_propagated(self, window: Window, gradients: GradientSum, name: str, step: int) -> list[GroupFigures]:
         """Adds up the gradient of the groups' mean loss, each process by its share of the passes; gives the figures of all."""
@@ -229,15 +231,23 @@ class Rounds:
         return torch.stack(losses).sum(), figures, remembered
 
     def _scored(self, drawn: Sequence[Drawn], name: str) -> list[Group]:
-        """The groups of one pass with their rewards; leaves the policy on."""
-        rewards = self.scorer.rewards([(one.prompt, one.completions) for one in drawn])
+        """The groups of one pass with their rewards, those that have all of them; leaves the policy on."""
+        scores = self.scorer.scores(drawn)
         self.adapters.use(ADAPTER_NAME)
-        for one, found in zip(drawn, rewards, strict=True):
-            if (draw := first_not_finite(found.numpy())) is not None:
+        groups: list[Group] = []
+        for one, found in zip(drawn, scores, strict=True):
+            rewards = found.total.values
+            if (draw := first_not_finite(rewards.numpy())) is not None:
                 raise TrainingError(
-                    f"{name} prompt {one.place} draw {draw}: the reward is {float(found[draw])}, which is not finite; no weight was moved"
+                    f"{name} prompt {one.place} draw {draw}: the reward is {float(rewards[draw])}, which is not finite; no weight was moved"
                 )
-        return [Group(one, found, group_advantages(found, self.settings.scale_rewards)) for one, found in zip(drawn, rewards, strict=True)]
+            if found.total.rated.all():
+                parts = found.parts if len(found.parts) > 1 else {}
+                groups.append(Group(one, rewards, group_advantages(rewards, self.settings.scale_rewards), parts))
+            else:
+                draw = int(torch.nonzero(~found.total.rated)[0])
+                say(f"{name} prompt {one.place}: draw {draw} has no reward, since none rates it, so the group is refused")
+        return groups
 
     def _token_scores(self, groups: Sequence[Group]) -> tuple[list[TokenScores], list[Remembered]]:
         """What the policy says of the groups' tokens, with gradient, and what it is held against."""
@@ -273,4 +283,11 @@ def _figures(group: Group, parts: GroupLoss, kl: float, entropy: float) -> Group
         entropy=entropy,
         clipped=float(parts.clipped),
         completions=len(group.completions),
+        parts={part: _of_part(rewards) for part, rewards in group.parts.items()},
     )
+
+
+def _of_part(rewards: Rewards) -> list[float | None]:
+    given = rewards.values[rewards.rated]
+    abstained = 1 - len(given) / len(rewards.rated)
+    return [float(given.mean()), spread(given), abstained] if len(given) else [None, None, abstained]

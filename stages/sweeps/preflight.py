@@ -22,7 +22,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from stages.core import layout
-from stages.core.composition import overrides, tree
+from stages.core.composition import named_files, overrides, tree
 from stages.core.errors import SettingsError
 from stages.core.progress import bar
 from stages.core.settings.schema import show
@@ -133,11 +133,12 @@ def _of_the_sweeper(texts: Sequence[str]) -> list[str]:
 
 def _data_not_there(values: Mapping[str, Mapping[str, Any]], tracked: Collection[str]) -> Iterator[str]:
     """A problem for each file of the data that is here and that neither Git nor DVC tracks, so that no job would have it."""
-    for section, key in (("data", "prompts"), ("data", "pairs"), ("grpo", "reward")):
-        path = Path(values[section][key])
+    named = [(f"data.{key}", values["data"][key]) for key in ("prompts", "pairs")]
+    for key, source in [*named, *((key, source) for key, source, _ in named_files.reward_sources(values))]:
+        path = Path(source)
         known = any(name in tracked for name in (path.as_posix(), *(f"{part.as_posix()}.dvc" for part in (path, *path.parents))))
         if layout.DATA in path.parents and not known:
-            yield f"{section}.{key}: {path} is tracked neither by Git nor by DVC, so that no job would have it; git add -f or dvc add it"
+            yield f"{key}: {path} is tracked neither by Git nor by DVC, so that no job would have it; git add -f or dvc add it"
 
 
 def explained(error: Exception) -> SettingsError:

@@ -17,7 +17,7 @@ from stages.core.settings.reward import Reward
 from stages.core.settings.runtime import Runtime
 from stages.learning import grpo_loop, reward_loop
 from stages.learning.fitting import FittingPairs, FittingPrompts
-from stages.learning.reward_source import Scorer
+from stages.learning.reward_source import LengthPart, Scorer
 from stages.model import adapters, passes
 from stages.model.adapters import Adapters
 from stages.model.draws import group_uniforms
@@ -105,7 +105,7 @@ def grpo(job: dict[str, Any], model: PreTrainedModel, runtime: Runtime) -> dict[
     clock: Any = Clock((lambda: sum(floor.measure(model, shape))) if job["floor"] else None)
 
     adapted = Adapters(passes.choose(model, runtime))
-    grpo_loop.fit(adapted, plan, Scorer(adapted, None), prompts, ends, settings, clock)
+    grpo_loop.fit(adapted, plan, Scorer({"length": (1.0, LengthPart())}), prompts, ends, settings, clock)
     return measured(clock.start) | {"step_seconds": clock.seconds, "floor_seconds": clock.beside}
 
 

@@ -119,7 +119,7 @@ def opened(kind: str, folded: Any) -> Artifact:
     artifact = artifacts.read(path, kind)
     artifacts.require_base(path, artifact, base)
     if kind == ADAPTER:
-        reward_source.reopen(artifact.report.get("reward", 0), base)
+        reward_source.reopen(artifact.report.get("reward_parts"), base)
     Adapters(tiny.forward(folded)).add_trained("read", artifact.rank, artifact.alpha, artifact.tensors)
     return artifact
 

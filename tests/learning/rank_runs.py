@@ -17,7 +17,6 @@ from stages.core import rank
 from stages.core.errors import TrainingError
 from stages.learning import rounds
 from stages.learning.ranks import GradientSum, Ranks, join
-from stages.learning.reward_source import Scorer
 from stages.model import passes, sharding
 from stages.model.adapters import Adapters
 from stages.model.layers import stack
@@ -124,7 +123,7 @@ def drawn(ranks: Ranks) -> list[list[Any]]:
     twice = prompts._replace(ids=[prompts.ids[0]] * 4, indexes=[0, 1, 2, 3])
     adapted = tiny.adapted(runs.frozen_toy())
     adapted.add_fresh("policy", runs.toy_plan(adapted.model), 42)
-    loop = rounds.Rounds(adapted, Scorer(adapted, None), twice, [runs.END], runs.grpo_settings(), ranks)
+    loop = rounds.Rounds(adapted, runs.length_scorer(), twice, [runs.END], runs.grpo_settings(), ranks)
     own = ranks.share(4)
     return ranks.gather(
         lambda: [[list(one.ids) for one in group.completions] for group in loop.sample(range(4)[own.start : own.stop], 1, "here", 0)]

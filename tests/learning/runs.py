@@ -21,7 +21,8 @@ from stages.learning.fitting import FittingPairs, FittingPrompts
 from stages.learning.optimizer import Optimizer
 from stages.learning.ranks import ALONE, Ranks
 from stages.learning.resume import UNSAVED, Saving
-from stages.learning.reward_source import Scorer
+from stages.learning.reward_source import LengthPart, Scorer
+from stages.learning.scores import Drawn, Scores, all_rated
 from stages.model import adapters, toy
 from stages.model.adapters import Adapters, Plan
 from stages.model.rendering import EncodedPair
@@ -168,6 +169,16 @@ def warm(adapted: Adapters, name: str, scale: float = 0.3, seed: int = 5) -> Non
                 factor.copy_(torch.randn(factor.shape, generator=generator) * scale)
 
 
+def length_scorer() -> Scorer:
+    """Scores by `length`."""
+    return Scorer({"length": (1.0, LengthPart())})
+
+
+def scored(values: Tensor) -> Scores:
+    """What a reward of one part gives."""
+    return Scores(all_rated(values), {"written": all_rated(values)})
+
+
 @dataclass
 class Written:
     """A reward that gives what the test wrote down: the rewards of each group, in the order asked for and from the start again."""
@@ -175,10 +186,10 @@ class Written:
     groups: list[list[float]]
     asked: int = 0
 
-    def rewards(self, groups: list[tuple[list[int], list[Completion]]]) -> list[Tensor]:
+    def scores(self, groups: Sequence[Drawn]) -> list[Scores]:
         self.asked += len(groups)
         return [
-            torch.tensor(self.groups[number % len(self.groups)], dtype=torch.float64)
+            scored(torch.tensor(self.groups[number % len(self.groups)], dtype=torch.float64))
             for number in range(self.asked - len(groups), self.asked)
         ]
 
@@ -186,8 +197,8 @@ class Written:
 class ByTokens:
     """A reward that is a function of the tokens alone, whichever process asks."""
 
-    def rewards(self, groups: list[tuple[list[int], list[Completion]]]) -> list[Tensor]:
-        return [torch.tensor([sum(one.ids) % 11 / 3 for one in completions], dtype=torch.float64) for _, completions in groups]
+    def scores(self, groups: Sequence[Drawn]) -> list[Scores]:
+        return [scored(torch.tensor([sum(one.ids) % 11 / 3 for one in group.completions], dtype=torch.float64)) for group in groups]
 
 
 class Snapshot(NamedTuple):
@@ -287,7 +298,7 @@ def train_policy(
         run = grpo_loop.fit(
             adapted,
             plan,
-            scorer or Scorer(adapted, None),
+            scorer or length_scorer(),
             prompts or fitting_prompts(),
             list(end_tokens),
             settings,

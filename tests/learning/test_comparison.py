@@ -8,9 +8,9 @@ import torch
 
 from stages.core.errors import TrainingError
 from stages.learning import comparison
-from stages.learning.comparison import ROWS, Compared, compare, pair_figures, prompt_figures, sample_rows, score_pairs
+from stages.learning.comparison import ROWS, Compared, SideRewards, compare, pair_figures, prompt_figures, sample_rows, score_pairs
 from stages.learning.metrics import bootstrap_mean
-from stages.learning.reward_source import Scorer
+from stages.learning.reward_source import model_scorer
 from stages.model import sampling, toy
 from stages.model.adapters import Adapters
 from stages.model.rendering import Renderer
@@ -42,7 +42,7 @@ def reward_model(adapted: Adapters, name: str = "reward", seed: int = 11) -> Rew
 
 
 def compared_toy(adapted, prompts=None, scorer=None, training=None, end_tokens=(END,), **changes):
-    scorer = scorer or Scorer(adapted, None)
+    scorer = scorer or runs.length_scorer()
     return compare(adapted, "policy", scorer, training, prompts or fitting_prompts(3), list(end_tokens), evaluate_settings(**changes))
 
 
@@ -51,9 +51,9 @@ def compared_toy(adapted, prompts=None, scorer=None, training=None, end_tokens=(
 
 def test_a_policy_that_is_the_base_gains_exactly_nothing():
     adapted = adapted_toy(scale=0.0)
-    compared = compared_toy(adapted, scorer=Scorer(adapted, reward_model(adapted)), end_tokens=MANY_ENDS)
+    compared = compared_toy(adapted, scorer=model_scorer(adapted, reward_model(adapted)), end_tokens=MANY_ENDS)
     assert all(one.completions["base"] == one.completions["policy"] for one in compared)
-    figures = prompt_figures(compared, evaluate_settings(), other_reward=False)
+    figures = prompt_figures(compared, evaluate_settings(), parts=None)
     assert (figures["reward_gain"], figures["reward_gain_low"], figures["reward_gain_high"]) == (0.0, 0.0, 0.0)
     assert (figures["win_rate"], figures["win_rate_low"], figures["win_rate_high"]) == (0.5, 0.5, 0.5)
     assert (figures["mean_kl"], figures["mean_kl_low"], figures["mean_kl_high"]) == (0.0, 0.0, 0.0)
@@ -143,6 +143,11 @@ def test_the_kl_is_that_of_plain_loops_on_the_tempered_distribution():
         assert one.kl == pytest.approx(plain_kl(adapted, prompt, one.completions["policy"], 0.6), rel=1e-4)
 
 
+def of_one(rewards) -> SideRewards:
+    """Rewards of one part."""
+    return SideRewards(rewards, {"length": rewards})
+
+
 def by_hand(training=None) -> list[Compared]:
     """Two prompts, two draws of each."""
     first = Compared(
@@ -162,7 +167,7 @@ def by_hand(training=None) -> list[Compared]:
 
 def test_figures_by_hand():
     settings = evaluate_settings(bootstrap=30, seed=5)
-    figures = prompt_figures(by_hand(), settings, other_reward=False)
+    figures = prompt_figures(by_hand(), settings, parts=None)
     # per prompt the gain is (1 + 0)/2 and (0 + 2)/2; won and tied, tied and won: 3/4 each
     assert figures["base_mean_reward"] == 2.5
     assert figures["policy_mean_reward"] == 3.25
@@ -181,7 +186,7 @@ def test_figures_by_hand():
 
 def test_figures_of_the_training_reward_come_beside_where_it_is_another():
     figures = prompt_figures(
-        by_hand({"base": np.array([0.0, 0.0]), "policy": np.array([1.0, 0.0])}), evaluate_settings(), other_reward=False
+        by_hand(of_one({"base": np.array([0.0, 0.0]), "policy": np.array([1.0, 0.0])})), evaluate_settings(), parts=["length"]
     )
     assert (figures["training_base_mean_reward"], figures["training_policy_mean_reward"]) == (0.0, 0.5)
     assert (figures["training_reward_gain"], figures["training_win_rate"]) == (0.5, 0.75)
@@ -193,10 +198,11 @@ def test_where_nothing_is_held_out_the_same_keys_hold_nulls():
     settings = evaluate_settings()
     pairs = pair_figures((np.array([1.0]), np.array([0.0])), settings)
     assert pair_figures(None, settings) == dict.fromkeys(pairs)
-    nothing = prompt_figures([], settings, other_reward=False)
-    assert nothing == dict.fromkeys(prompt_figures(by_hand(), settings, other_reward=False))
-    training = {"base": np.array([0.0, 0.0]), "policy": np.array([1.0, 0.0])}
-    assert prompt_figures([], settings, other_reward=True) == dict.fromkeys(prompt_figures(by_hand(training), settings, other_reward=True))
+    nothing = prompt_figures([], settings, parts=None)
+    assert nothing == dict.fromkeys(prompt_figures(by_hand(), settings, parts=None))
+    training = of_one({"base": np.array([0.0, 0.0]), "policy": np.array([1.0, 0.0])})
+    keys = prompt_figures(by_hand(training), settings, parts=["length"])
+    assert prompt_figures([], settings, parts=["length"]) == dict.fromkeys(keys) | {"training_rated_prompts": 0}
     assert compared_toy(adapted_toy(), fitting_prompts(0)) == []
 
 
@@ -211,7 +217,7 @@ def test_pair_figures_by_hand():
 def test_a_lone_end_token_is_scored_on_both_sides_and_counted():
     adapted = adapted_toy()
     compared = compared_toy(adapted, samples=8, end_tokens=MANY_ENDS)
-    figures = prompt_figures(compared, evaluate_settings(samples=8), other_reward=False)
+    figures = prompt_figures(compared, evaluate_settings(samples=8), parts=None)
     for side in ("base", "policy"):
         drawn = [completion for one in compared for completion in one.completions[side]]
         lengths = [len(completion.ids) - (completion.ids[-1] in MANY_ENDS) for completion in drawn]
@@ -223,9 +229,9 @@ def test_a_lone_end_token_is_scored_on_both_sides_and_counted():
 
 def test_reported_means_are_those_of_the_saved_samples():
     adapted = adapted_toy()
-    scorer, training = Scorer(adapted, reward_model(adapted)), Scorer(adapted, None)
+    scorer, training = model_scorer(adapted, reward_model(adapted)), runs.length_scorer()
     compared = compared_toy(adapted, scorer=scorer, training=training)
-    figures = prompt_figures(compared, evaluate_settings(), other_reward=False)
+    figures = prompt_figures(compared, evaluate_settings(), parts=["length"])
     texts = ["one", "two", "three"]
     rows = sample_rows(compared, texts, Renderer(toy.tokenizer(), base_record()))
     assert [(row["prompt"], row["draw"]) for row in rows] == [(text, draw) for text in texts for draw in (0, 1)]
@@ -266,7 +272,7 @@ def test_comparing_touches_no_weight():
     model = reward_model(adapted)
     before = {name: tensor.clone() for name, tensor in adapted.model.state_dict().items()}
     head = model.head.detach().clone()
-    compared_toy(adapted, scorer=Scorer(adapted, model))
+    compared_toy(adapted, scorer=model_scorer(adapted, model))
     score_pairs(model, runs.calm_pairs())
     assert all(torch.equal(tensor, before[name]) for name, tensor in adapted.model.state_dict().items())
     assert torch.equal(model.head, head)

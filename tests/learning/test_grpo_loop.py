@@ -10,9 +10,11 @@ import torch
 from transformers import PreTrainedModel
 
 from stages.core.errors import TrainingError
+from stages.core.settings.reward_parts import RewardPart
 from stages.learning import grpo_loop, rounds, schedule
 from stages.learning.grpo_loop import CURVE, planned_steps
-from stages.learning.reward_source import Scorer
+from stages.learning.reward_source import model_scorer
+from stages.learning.scores import Rewards, Scores, weighted
 from stages.model import packed, sampling
 from stages.model.adapters import Adapters
 from stages.model.packed import PackedPasses
@@ -351,7 +353,7 @@ def test_a_reward_model_with_a_zero_head_gives_rewards_of_zero_and_a_warning():
     reward_model = RewardModel.fresh(adapted, runs.toy_plan(adapted.model), 3)
     runs.warm(adapted, "reward")
     before = [factor.detach().clone() for factor in reward_model.trainable().values()]
-    trained = train_policy(fitting_prompts(2), Scorer(adapted, reward_model), adapted=adapted)
+    trained = train_policy(fitting_prompts(2), model_scorer(adapted, reward_model), adapted=adapted)
     assert all(positive_zero(row["mean_reward"]) for row in trained.run.steps)
     assert trained.run.history[0]["flat_groups"] == 1.0
     assert "the reward is constant within every group" in trained.run.warning
@@ -529,6 +531,78 @@ def test_where_all_are_truncated_and_left_out_it_is_said_and_nothing_moves(monke
     assert trained.run.steps[0]["grad_norm"] == 0.0
 
 
+# Several rewards
+
+
+class TwoParts:
+    """Tokens less half of the first token's number, each apart; the second abstains at odd first tokens, all at the token 50."""
+
+    def scores(self, groups):
+        found = []
+        for group in groups:
+            first = torch.tensor([one.ids[0] for one in group.completions])
+            of_length = torch.tensor([float(one.length) for one in group.completions], dtype=torch.float64)
+            rated = (first % 2 == 0) & (first != 50)
+            parts = {"length": Rewards(of_length, first != 50), "first": Rewards(first.double() * rated, rated)}
+            found.append(Scores(weighted([(1.0, parts["length"]), (-0.5, parts["first"])]), parts))
+        return found
+
+
+PARTS = [RewardPart("length", 1.0, None, None), RewardPart("mine", -0.5, "first", None)]
+
+
+def test_each_of_several_rewards_is_reported_apart(monkeypatch):
+    # the first group: tokens 2 1 (totals 2 - 3 and 1), first tokens 6 and, odd, none; the second: 1 3, both rated: 1 - 4 and 3 - 5
+    runs.scripted(monkeypatch, [[ended(6, 6), ended(7)], [ended(8), ended(10, 10, 10)]])
+    run = train_policy(fitting_prompts(2), TwoParts(), group=2, accumulation=2, reward=PARTS).run
+    (row,) = run.steps
+    assert tuple(row) == (*CURVE, "part_length", "part_first")
+    assert row["mean_reward"] == (-1 + 1 - 3 - 2) / 4
+    assert (row["part_length"], row["part_first"]) == (1.75, (6 + 9) / 2)
+    assert run.history[0]["parts"] == {
+        "length": {"mean_reward": 1.75, "reward_spread": (0.5 + 1) / 2, "abstained": 0.0},
+        "first": {"mean_reward": 7.5, "reward_spread": (0 + 1) / 2, "abstained": 0.25},
+    }
+
+
+def test_a_part_that_abstains_throughout_has_no_mean(monkeypatch):
+    runs.scripted(monkeypatch, [[ended(5, 6), ended(7)]])
+    run = train_policy(fitting_prompts(1), TwoParts(), group=2, reward=PARTS).run
+    assert run.steps[0]["part_first"] is None
+    assert run.history[0]["parts"]["first"] == {"mean_reward": None, "reward_spread": None, "abstained": 1.0}
+    assert run.refused_groups == 0
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_a_group_in_which_a_completion_has_no_reward_is_refused_whole_and_counted(monkeypatch, accumulation):
+    script = [[ended(6, 6), ended(7)], [ended(8), ended(50, 10, 10)], [ended(9), ended(10, 10)]]
+    runs.scripted(monkeypatch, script)
+    changes = {"group": 2, "accumulation": accumulation, "reward": PARTS, "iterations": 2, "aggregation": "tokens"}
+    with monkeypatch.context() as patched, runs.watching(patched, grpo_loop) as seen:
+        trained = train_policy(fitting_prompts(3), TwoParts(), **changes)
+    assert (trained.run.refused_groups, trained.run.unrated_groups) == (2, 2)
+    assert [(entry["groups"], entry["completions"]) for entry in trained.run.history] == [(2, 4)] * 2
+    line = "prompt 4: draw 1 has no reward, since none rates it, so the group is refused"
+    assert [said for said in trained.said if "no reward" in said] == [f"iteration {number}/2 {line}" for number in (1, 2)]
+    # what is left is stepped on as if the group had not been there
+    runs.scripted(monkeypatch, [script[0], script[2]])
+    prompts = fitting_prompts(3)
+    alone = prompts._replace(ids=[prompts.ids[0], prompts.ids[2]], indexes=[prompts.indexes[0], prompts.indexes[2]])
+    with runs.watching(monkeypatch, grpo_loop) as again:
+        train_policy(alone, TwoParts(), **changes)
+    assert all(torch.equal(mine, their) for mine, their in zip(seen[0].gradients, again[0].gradients, strict=True))
+
+
+def test_an_iteration_without_a_single_reward_fails_with_what_to_do(monkeypatch):
+    runs.scripted(monkeypatch, [[ended(50), ended(7)]])
+    with pytest.raises(TrainingError) as refused:
+        train_policy(fitting_prompts(2), TwoParts(), group=2, reward=PARTS)
+    assert str(refused.value).startswith(
+        "grpo.reward: iteration 1/1: every group was refused: a completion of each has no reward, since all that there are abstained, "
+        "or was empty (2 and 0 groups so far); give rows the columns that the reward reads"
+    )
+
+
 # Refused groups
 
 
@@ -684,8 +758,9 @@ def test_reward_sums_are_kept_apart_from_the_reference_and_the_policy():
     given = []
 
     class Kept:
-        def rewards(self, groups):
-            given.extend(found := Scorer(adapted, reward_model).rewards(groups))
+        def scores(self, groups):
+            found = model_scorer(adapted, reward_model).scores(groups)
+            given.extend(one.total.values for one in found)
             return found
 
     scored = train_policy(fitting_prompts(2), Kept(), adapted=adapted)

@@ -12,7 +12,6 @@ import torch
 from stages.files.states import StateFolder
 from stages.learning import grpo_loop, reward_loop
 from stages.learning.resume import Saving
-from stages.learning.reward_source import Scorer
 from stages.model.groups import Completed
 from stages.model.reward_model import RewardModel
 from tests import tiny
@@ -45,7 +44,7 @@ def test_memory_is_flat_over_300_steps_with_a_state_saved_every_ten(stage: str, 
     plan = runs.toy_plan(adapted.model)
     if stage == "grpo":
         settings = runs.grpo_settings(iterations=50, max_new_tokens=12)
-        grpo_loop.fit(adapted, plan, Scorer(adapted, None), runs.fitting_prompts(), [runs.END], settings, watch, saving)
+        grpo_loop.fit(adapted, plan, runs.length_scorer(), runs.fitting_prompts(), [runs.END], settings, watch, saving)
     else:
         model = RewardModel.fresh(adapted, plan, 0)
         reward_loop.fit(model, plan, runs.fitting_pairs(runs.calm_pairs()), runs.reward_settings(epochs=150), watch, saving)

@@ -16,6 +16,7 @@ from stages.files.states import State, StateFolder
 from stages.learning import grpo_loop, reward_loop
 from stages.learning.optimizer import Optimizer
 from stages.learning.resume import Saving
+from stages.learning.scores import Scores
 from tests.learning import runs
 from tests.learning.runs import calm_pairs, ended, fitting_prompts, train_policy, train_reward
 
@@ -148,7 +149,7 @@ def test_a_state_is_safetensors_and_json_that_hold_parameters_moments_and_progre
     assert len(parameters) == 16
     assert moments == {f"{name}.{moment}" for name in parameters for moment in ("step", "exp_avg", "exp_avg_sq")}
     assert state.tensors[f"optimizer:{min(parameters)}.step"] == 12
-    assert sorted(state.fields) == ["figures", "history", "refused_groups", "steps"]
+    assert sorted(state.fields) == ["figures", "history", "refused_groups", "steps", "unrated_groups"]
     assert len(state.fields["steps"]) == 12
     assert sorted(file.suffix for file in folder.path.iterdir()) == [".json", ".json", ".safetensors", ".safetensors"]
 
@@ -156,9 +157,9 @@ def test_a_state_is_safetensors_and_json_that_hold_parameters_moments_and_progre
 class Failing(runs.Written):
     """Gives a reward that is no number when it is asked for the eighth time."""
 
-    def rewards(self, groups: Any) -> list[torch.Tensor]:
-        found = super().rewards(groups)
-        return [torch.full_like(one, float("nan")) for one in found] if self.asked >= 8 else found
+    def scores(self, groups: Any) -> list[Scores]:
+        found = super().scores(groups)
+        return [runs.scored(torch.full_like(one.total.values, float("nan"))) for one in found] if self.asked >= 8 else found
 
 
 def test_a_number_that_is_not_finite_leaves_the_last_state(folder: StateFolder):

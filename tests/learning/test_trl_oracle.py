@@ -16,8 +16,8 @@ import torch
 from stages.learning.objective import group_advantages
 from stages.learning.ranks import ALONE, GradientSum
 from stages.learning.reward_loop import _accumulated
-from stages.learning.reward_source import Scorer
-from stages.learning.rounds import Drawn, Group, Remembered, Rounds
+from stages.learning.rounds import Group, Remembered, Rounds
+from stages.learning.scores import Drawn
 from stages.model import toy
 from stages.model.groups import Completed, sharing
 from stages.model.reward_model import RewardModel
@@ -164,7 +164,7 @@ def require_trls(policy, tmp_path, settings, rewards, updated=False, **theirs):
     their_gradient = torch.autograd.grad(their_loss, factors)
     policy.use("policy")
     kept = [len(one.ids) for one in COMPLETIONS if one.ended or not settings.mask_truncated]
-    rounds = Rounds(policy, Scorer(policy, None), runs.fitting_prompts(), [], settings, ALONE)
+    rounds = Rounds(policy, runs.length_scorer(), runs.fitting_prompts(), [], settings, ALONE)
     loss, (figures,), _ = rounds.loss([group], sum(kept) / len(COMPLETIONS), "iteration 1/1", 0)
     loss.backward()
     assert figures.loss == pytest.approx(their_loss.item(), rel=1e-5, abs=1e-6)

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stages.core import layout
+from stages.core import layout, reward_functions
+from stages.core.reward_functions import LENGTH
 from stages.core.settings.schema import MISSING
 
-LENGTH = "length"
 PACKAGE = "package:"
 
 _OUTPUTS = ("grpo", "evaluate", "export")
@@ -31,13 +31,31 @@ class Base(NamedTuple):
 def problems(values: Mapping[str, Any]) -> list[str]:
     """What is wrong with the files and folders that these composed values name; what is no text, or not given, is left out of it."""
     found: list[str] = []
-    for key, check in (("data.prompts", _data_file), ("data.pairs", _data_file), ("grpo.reward", _reward)):
+    for key in ("data.prompts", "data.pairs"):
         name = _text(values, key)
         if name is not None:
-            found += check(key, name)
+            found += _data_file(key, name)
+    for key, source, arguments in reward_sources(values):
+        found += _reward(key, source, arguments)
     model = _text(values, "base.model")
     if model is not None:
         found += _base(Base(model, _text(values, "base.revision"), _text(values, "base.gguf_file")))
+    return found
+
+
+def reward_sources(values: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str, Any]]]:
+    """The key, the source and the arguments of every reward that composed values name."""
+    section = values.get("grpo")
+    reward = section.get("reward") if isinstance(section, Mapping) else None
+    if not isinstance(reward, list):
+        source = _text(values, "grpo.reward")
+        return [] if source is None else [("grpo.reward", source, {})]
+    found = []
+    for place, entry in enumerate(reward):
+        source = _text({"entry": entry}, "entry.source")
+        if source is not None:
+            arguments = entry.get("arguments")
+            found.append((f"grpo.reward[{place}].source", source, arguments if isinstance(arguments, Mapping) else {}))
     return found
 
 
@@ -62,15 +80,22 @@ def _data_file(key: str, name: str) -> list[str]:
     return []
 
 
-def _reward(key: str, source: str) -> list[str]:
-    if source in (LENGTH, layout.REWARD.as_posix()):
+def _reward(key: str, source: str, arguments: Mapping[str, Any]) -> list[str]:
+    if source != LENGTH and source in reward_functions.names():
+        return [f"{key}: {problem}" for problem in reward_functions.problems(source, arguments)]
+    found = [] if source == LENGTH else _artifact(key, source)
+    return found or [f"{key}: {problem}" for problem in reward_functions.none_taken(source, arguments)]
+
+
+def _artifact(key: str, source: str) -> list[str]:
+    if source == layout.REWARD.as_posix():
         return []
     for stage in _OUTPUTS:
         if _lies_under(source, layout.ARTIFACTS / stage):
             own = "its own output as its input" if stage == "grpo" else f"what {stage} makes of its own output as its input"
             return [f"{key}: {source} names {own}; copy it to {layout.REWARD_ARTIFACTS}/ and name it there"]
     if not _is(Path.is_file, source):
-        return [f'{key}: reward source "{source}" is neither the keyword length nor a file that exists']
+        return [f"{key}: {reward_functions.not_there(source)}"]
     if not _lies_under(source, layout.REWARD_ARTIFACTS):
         return [
             f"{key}: {source} must lie under {layout.REWARD_ARTIFACTS}/, links resolved, to be tracked: copy it in with its sidecar, "

@@ -140,6 +140,8 @@ def _parse(parser: OverridesParser, text: str) -> Override:
 def _element(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ",".join(_element(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{_element(key)}:{_element(item)}" for key, item in value.items()) + "}"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if not isinstance(value, str):

@@ -105,6 +105,8 @@ def edited(path: Path, stored: Stored, composed: Mapping[str, Any]) -> SettingsE
 
 def _is_plain(value: object) -> bool:
     """Whether an override can set it: YAML has dates, bytes and sets besides."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
     return all(map(_is_plain, value)) if isinstance(value, list) else isinstance(value, str | int | float | None)
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from stages.core.settings import adapter, schema
+from stages.core.settings.reward_parts import RewardPart, told_apart
 from stages.core.settings.schema import above, at_least, finite_above_zero, finite_from_zero, not_empty, one_of, setting, temperature
 
 GRPO = "group-relative policy optimization requires "
@@ -12,8 +13,12 @@ GRPO = "group-relative policy optimization requires "
 class Grpo:
     """What the grpo stage trains with; every number is the caller's."""
 
-    reward: str = setting(not_empty("length, or the path of a reward artifact, is expected"))
-    """`length`, the pipeline's own artifacts/reward/reward.safetensors, or a reward artifact under data/rewards/."""
+    reward: str | list[RewardPart] = setting(
+        not_empty("length, the path of a reward artifact, the name of a function in stages/rewards/, or a list of these is expected"),
+        told_apart(),
+    )
+    """`length`, the pipeline's own artifacts/reward/reward.safetensors, a reward artifact under data/rewards/, the name of a function
+    in stages/rewards/, or a list of these with their weights."""
     group: int = setting(
         at_least(2, GRPO + "a group of at least two completions, because the group is the baseline"),
     )

@@ -59,6 +59,11 @@ def setting(*checks: Check) -> Any:
     return dataclasses.field(metadata={"checks": checks})
 
 
+def optional(*checks: Check) -> Any:
+    """A key of an entry of a list that may be left out, which means null."""
+    return dataclasses.field(metadata={"checks": checks, "optional": True})
+
+
 def at_least(low: float, otherwise: str) -> Check:
     """Passes values of `low` or more, up to MOST; `otherwise` is what is said of those below."""
     return between(low, MOST, otherwise)
@@ -89,6 +94,11 @@ def temperature(otherwise: str, *, greedy: bool) -> Check:
         return _too_large(value) if value == 0 or value >= 1e-6 else "expected a temperature of at least 1e-06"
 
     return check
+
+
+def finite_not_zero(otherwise: str) -> Check:
+    """Passes finite values other than zero, down to -LARGEST and up to LARGEST."""
+    return lambda value: _too_large(abs(value)) if math.isfinite(value) and value != 0 else otherwise
 
 
 def finite_from_zero(otherwise: str) -> Check:
@@ -133,25 +143,10 @@ def build_one_of(classes: Sequence[type[Any]], section: str, values: object, kno
     hints = typing.get_type_hints(cls)
     read: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
-        key = f"{section}.{field.name}"
-        value = values.get(field.name, MISSING)
-        if dataclasses.is_dataclass(hints[field.name]) and isinstance(value, Mapping):
-            nested = build_one_of((hints[field.name],), key, value, known)
-            read[field.name] = nested.value
-            problems += nested.problems
-            continue
-        try:
-            read[field.name] = typed(hints[field.name], value)
-        except TypeError:
-            problems.append(_missing(key) if value is None or value == MISSING else _mistyped(key, hints[field.name], value))
-            continue
-        if value == MISSING:  # a text field would take it
-            problems.append(_missing(key))
-            continue
-        checks = () if read[field.name] is None else field.metadata["checks"]  # where null is allowed, nothing is to be checked
-        wrong = next((wrong for check in checks if (wrong := check(read[field.name])) is not None), None)
-        if wrong is not None:
-            problems.append(f"{key}: {wrong} (found {show(value)})")
+        absent = None if field.metadata.get("optional") else MISSING
+        one = _read(field, hints[field.name], f"{section}.{field.name}", values.get(field.name, absent), known)
+        read[field.name] = one.value
+        problems += one.problems
     if problems:
         return Built(None, problems)
     value = cls(**read)
@@ -213,6 +208,8 @@ def typed(hint: Any, value: object) -> Any:
             return [typed(typing.get_args(option)[0], item) for item in value]
         if option in (int, bool, str) and type(value) is option:
             return value
+        if typing.get_origin(option) is dict and isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
+            return dict(value)
     raise TypeError
 
 
@@ -238,8 +235,38 @@ def _likeness(one: str, other: str) -> float:
     return difflib.SequenceMatcher(None, one, other).ratio()
 
 
+def _read(field: dataclasses.Field[Any], hint: Any, key: str, value: object, known: Iterable[str]) -> Built:
+    """The value of one key as its field has it, or what is wrong with it."""
+    if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
+        return build_one_of((typing.cast(type[Any], hint),), key, value, known)
+    entries = next((entry for entry in map(_entries_of, _options(hint)) if entry), None)
+    if entries and isinstance(value, list):
+        built = [build_one_of((entries,), f"{key}[{place}]", one) for place, one in enumerate(value)]
+        if problems := [problem for one in built for problem in one.problems]:
+            return Built(None, problems)
+        found: Any = [one.value for one in built]
+    else:
+        try:
+            found = typed(hint, value)
+        except TypeError:
+            return Built(None, [_missing(key) if value is None or value == MISSING else _mistyped(key, hint, value)])
+    if value == MISSING:  # a text field would take it
+        return Built(None, [_missing(key)])
+    checks = () if found is None else field.metadata["checks"]  # where null is allowed, nothing is to be checked
+    wrong = next((wrong for check in checks if (wrong := check(found)) is not None), None)
+    return Built(found, [] if wrong is None else [f"{key}: {wrong} (found {show(value)})"])
+
+
+def _entries_of(option: Any) -> type[Any] | None:
+    """The class of the entries of a list of mappings; None where the hint is something else."""
+    items = typing.get_args(option) if typing.get_origin(option) is list else ()
+    return items[0] if items and isinstance(items[0], type) and dataclasses.is_dataclass(items[0]) else None
+
+
 def _missing(key: str) -> str:
     section = key.partition(".")[0]
+    if "[" in key:
+        return f"{key} is missing: every entry of the list has one"
     return f"{key} is missing: set it in conf/{section}/ or with python -m stages.compose {key}=..."
 
 
@@ -263,10 +290,11 @@ def _options(hint: Any) -> tuple[Any, ...]:
 
 def _expected(hint: Any) -> str:
     singular = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", types.NoneType: "null"}
-    lists = {list[str]: "a list of texts", list[int]: "a list of whole numbers"}
+    several = {list[str]: "a list of texts", list[int]: "a list of whole numbers", dict[str, Any]: "a mapping of names to values"}
     if dataclasses.is_dataclass(hint):
         return "a mapping of settings"
-    return " or ".join(lists[option] if option in lists else singular[option] for option in _options(hint))
+    named = several | singular
+    return " or ".join("a list of mappings" if _entries_of(option) else named[option] for option in _options(hint))
 
 
 def _number(value: object) -> float | None:

@@ -76,7 +76,35 @@ def test_a_reward_artifact_is_named_by_its_weights_and_has_its_sidecar_beside_it
 
 @pytest.mark.parametrize("source", ["nope", "data/rewards", "./artifacts/reward/reward.safetensors", "Length"])
 def test_a_reward_source_that_is_nothing_is_refused(project, source):
-    assert refused("grpo", reward=source) == [f'grpo.reward: reward source "{source}" is neither the keyword length nor a file that exists']
+    (line,) = refused("grpo", reward=source)
+    assert line.startswith(
+        f'grpo.reward: reward source "{source}" is neither the keyword length nor a file that exists, nor a function in '
+    )
+
+
+def test_a_function_passes_by_its_name_with_the_arguments_that_it_takes(project):
+    (project / "stages/rewards").mkdir(parents=True, exist_ok=True)
+    (project / "stages/rewards/mine.py").write_text("def mine(completions, cap, margin=1): return []\n")
+    (project / "stages/rewards/_hidden.py").write_text("def _hidden(completions): return []\n")
+    parts = [{"source": "mine", "weight": 1.0, "arguments": {"cap": 3}}, {"source": "length", "weight": 0.5}]
+    assert refused("grpo", reward=parts) == []
+    assert refused("grpo", reward="mine") == ["grpo.reward: stages/rewards/mine.py: mine needs the argument cap; state it under arguments"]
+    assert "(mine)" in refused("grpo", reward="_hidden")[0].replace("(length, mine)", "(mine)")
+
+
+def test_every_part_of_a_reward_is_looked_at(project):
+    parts = [
+        {"source": "nope", "weight": 1.0},
+        {"source": "length", "weight": 1.0, "arguments": {"cap": 3}},
+        {"source": "data/prompts.json", "weight": 1.0},
+        {"weight": 1.0},
+        "length",
+    ]
+    assert [line.partition(" ")[0] for line in refused("grpo", reward=parts)] == [
+        "grpo.reward[0].source:",
+        "grpo.reward[1].source:",
+        "grpo.reward[2].source:",
+    ]
 
 
 def test_a_reward_source_that_lies_elsewhere_is_refused(project):

@@ -197,8 +197,8 @@ def test_a_number_in_a_file_is_read_however_it_is_written(project):
 @pytest.mark.parametrize(
     ("file", "text", "where"),
     [
-        ("grpo/default.yaml", "beta: 1\n", "conf/grpo/default.yaml:21: "),  # a second time
-        ("grpo/default.yaml", "  a: [\n", "conf/grpo/default.yaml:21: "),
+        ("grpo/default.yaml", "beta: 1\n", "conf/grpo/default.yaml:30: "),  # a second time
+        ("grpo/default.yaml", "  a: [\n", "conf/grpo/default.yaml:30: "),
         ("config.yaml", "  - nothing: default\n", "conf/config.yaml: Hydra cannot compose it: "),
         ("reward/large.yaml", "rank: 4\n", "conf/reward/large.yaml:7: "),
     ],

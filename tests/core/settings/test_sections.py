@@ -34,6 +34,53 @@ def problems(dotted, value):
     return build_all(tree).problems
 
 
+def parts(*entries):
+    return problems("grpo.reward", list(entries))
+
+
+def test_a_list_of_rewards_is_read_as_parts_whose_names_and_arguments_may_be_left_out():
+    tree = values()
+    tree["grpo"]["reward"] = [
+        {"source": "length", "weight": 1},
+        {"source": "data/rewards/own-model.safetensors", "weight": -0.5},
+        {"source": "overlength", "weight": "5e-1", "name": "short", "arguments": {"cap": 48}},
+    ]
+    sections = build_all(tree)
+    assert sections.problems == []
+    reward = sections.built["grpo"].reward
+    assert [(part.called, part.weight, part.arguments) for part in reward] == [
+        ("length", 1.0, None),
+        ("own_model", -0.5, None),
+        ("short", 0.5, {"cap": 48}),
+    ]
+    again = build_all(sections.values())
+    assert again.built["grpo"] == sections.built["grpo"]
+
+
+def test_every_problem_of_every_part_is_told_with_its_place():
+    found = parts(
+        {"source": "length"},
+        {"source": "length", "wieght": 1, "weight": 0},
+        {"source": "", "weight": float("nan"), "name": "a b", "arguments": [1]},
+        "length",
+        {"source": 3, "weight": True},
+    )
+    assert found == [
+        "grpo.reward[0].weight is missing: every entry of the list has one",
+        "grpo.reward[1].wieght is not a setting; did you mean grpo.reward[1].weight?",
+        "grpo.reward[1].weight: weight must be a finite number other than zero (found 0)",
+        'grpo.reward[2].source: length, the path of a reward artifact, or the name of a function in stages/rewards/ is expected (found "")',
+        "grpo.reward[2].weight: weight must be a finite number other than zero (found nan)",
+        'grpo.reward[2].name: expected letters, digits and underscores, a letter first: it names a column (found "a b")',
+        "grpo.reward[2].arguments: expected a mapping of names to values or null, found [1] (a list)",
+        'grpo.reward[3]: expected a mapping of settings, found "length"',
+        "grpo.reward[4].source: expected a text, found 3 (a whole number); "
+        "a text that looks like one is put in quotes: grpo.reward[4].source='\"3\"'",
+        "grpo.reward[4].weight: expected a number, found true (a boolean)",
+    ]
+    assert problems("grpo.reward", 3) == ["grpo.reward: expected a text or a list of mappings, found 3 (a whole number)"]
+
+
 def test_conf_holds_every_section_as_the_schema_has_it():
     sections = build_all(values())
     assert sections.problems == []
@@ -60,6 +107,21 @@ def test_the_checkpoint_options_have_every_key_of_a_checkpoint(option):
         ("grpo.max_new_tokens", 0, "max_new_tokens must be greater than zero"),
         ("grpo.max_sequence", 0, "max_sequence must be at least one token"),
         *[("grpo.top_p", bad, "top_p must be above zero and at most one") for bad in (0, 1.1, float("nan"))],
+        (
+            "grpo.reward",
+            "",
+            "length, the path of a reward artifact, the name of a function in stages/rewards/, or a list of these is expected",
+        ),
+        (
+            "grpo.reward",
+            [],
+            "length, the path of a reward artifact, the name of a function in stages/rewards/, or a list of these is expected",
+        ),
+        (
+            "grpo.reward",
+            [{"source": "length", "weight": 1}, {"source": "length", "weight": 2}],
+            "several parts are called length; give them a name each, as in {source: ..., name: ...}",
+        ),
         ("grpo.updates", 0, GRPO + "at least one update per round of sampling"),
         *[("grpo.clip_low", bad, "clip_low must be above zero and at most one") for bad in (0, 1.1, float("nan"))],
         *[("grpo.clip_high", bad, "clip_high must be a finite number above zero") for bad in (0, -0.2, float("inf"))],
