@@ -1,6 +1,6 @@
 """Stage evaluate: the reward model on held-out pairs, base against policy on held-out prompts.
 
-reads    artifacts/base, artifacts/validate/{prompts,pairs}.heldout.jsonl, both artifacts, the reward the policy was trained on
+reads    artifacts/base, artifacts/validate/{prompts,pairs}.heldout.jsonl, both artifacts, what the policy was trained on and started from
 writes   reports/evaluate.json, artifacts/evaluate/samples.jsonl
 refuses  artifacts of another kind or another base; prompts that run beyond the model's positions
 """
@@ -14,13 +14,13 @@ from stages.core.runner import Document
 from stages.core.settings.evaluate import Evaluate
 from stages.core.settings.runtime import Runtime
 from stages.files import artifacts, base_record, outputs, records
-from stages.learning import comparison, fitting, launch, ranks, reward_source
+from stages.learning import comparison, fitting, launch, ranks, reward_source, start
 from stages.model import checkpoint, device, passes
 from stages.model.adapters import Adapters
 from stages.model.rendering import Renderer
 from stages.model.reward_model import RewardModel
 
-POLICY_NAME = "policy"
+POLICY_NAME, START_NAME = "policy", "start"
 OWN_REWARD = reward_source.MODEL + layout.REWARD.as_posix()
 
 
@@ -41,6 +41,7 @@ def main(params: Params) -> Document:
     policy = artifacts.read(layout.POLICY, artifacts.ADAPTER)
     artifacts.require_base(layout.POLICY, policy, base)
     trained_on = reward_source.reopen(policy.report.get("reward_parts"), base)
+    begun = start.reopen(policy.report, base)
     training = None if trained_on.name == OWN_REWARD else trained_on
 
     found = checkpoint.find(base)
@@ -60,12 +61,16 @@ def main(params: Params) -> Document:
     model = checkpoint.load_weights(found, computing_on, params.runtime.shard)
     adapted = Adapters(passes.choose(model, params.runtime))
     adapted.add_trained(POLICY_NAME, policy.rank, policy.alpha, policy.tensors)
+    if begun:
+        adapted.add_trained(START_NAME, begun.rank, begun.alpha, begun.tensors)
     reward_model = RewardModel.trained(adapted, own)
     there = {layout.REWARD.as_posix(): reward_model}
     training_scorer = training.attach(adapted, prompts, renderer, "training_reward", there) if training else None
     scores = comparison.score_pairs(reward_model, fitted_pairs.pairs) if fitted_pairs.pairs else None
     scorer = reward_source.model_scorer(adapted, reward_model)
-    compared = comparison.compare(adapted, POLICY_NAME, scorer, training_scorer, fitted, base.end_tokens, settings)
+    compared = comparison.compare(
+        adapted, POLICY_NAME, scorer, training_scorer, fitted, base.end_tokens, settings, START_NAME if begun else None
+    )
 
     report = {
         "heldout_pairs": len(pairs),
@@ -79,7 +84,7 @@ def main(params: Params) -> Document:
         **dataclasses.asdict(settings),
         "kl_temperature": settings.temperature or 1.0,
         "training_reward": trained_on.name,
-        **comparison.prompt_figures(compared, settings, list(training_scorer.parts) if training_scorer else None),
+        **comparison.prompt_figures(compared, settings, list(training_scorer.parts) if training_scorer else None, begun is not None),
     }
     texts = [prompts[index].prompt for index in fitted.indexes]
     with outputs.together():

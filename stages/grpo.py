@@ -1,8 +1,8 @@
 """Stage grpo: step the policy adapters toward the completions that beat their own group.
 
-reads    artifacts/base, artifacts/validate/prompts.train.jsonl, the reward source
+reads    artifacts/base, artifacts/validate/prompts.train.jsonl, the reward source, the adapter to start from
 writes   artifacts/grpo/policy.safetensors + policy.json, reports/grpo.json, reports/plots/grpo.csv
-refuses  a reward artifact of another kind or another base; prompts that are all too long or run beyond the model's positions
+refuses  a reward or a start of another kind, base or shape; prompts that are all too long or run beyond the model's positions
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from stages.core.settings.grpo import Grpo
 from stages.core.settings.runtime import Runtime
 from stages.files import artifacts, base_record, outputs, records, states
 from stages.files.history import HistoryFile
-from stages.learning import fitting, grpo_loop, grpo_report, launch, ranks, reward_source, rounds, trained
+from stages.learning import fitting, grpo_loop, grpo_report, launch, ranks, reward_source, rounds, start, trained
 from stages.learning.resume import Saving
 from stages.model import adapters, checkpoint, device, passes
 from stages.model.adapters import Adapters
@@ -35,6 +35,7 @@ def main(params: Params) -> Document:
     prompts = records.load_prompts(layout.TRAIN_PROMPTS, at_least=1)
     base = base_record.read_base()
     source = reward_source.open_source(settings.reward, base)
+    begun = start.open_start(settings.init_adapter, settings.rank, settings.alpha, base)
     found = checkpoint.find(base)
     renderer = Renderer(found.tokenizer, base)
     fitted = fitting.fitting_prompts("grpo", prompts, renderer, settings.max_sequence)
@@ -48,11 +49,15 @@ def main(params: Params) -> Document:
     model = checkpoint.load_weights(found, computing_on, params.runtime.shard)
     forward = passes.choose(model, params.runtime)
     plan = adapters.plan(model, "grpo", settings.rank, settings.alpha, settings.targets, settings.layers)
+    if begun:
+        start.require_fits(begun, plan)
     adapted = Adapters(forward)
     scorer = source.attach(adapted, prompts, renderer)
-    with states.opened("grpo", settings, [layout.TRAIN_PROMPTS, layout.BASE_RECORD, *source.files], processes.rank == 0) as folder:
+    inputs = [layout.TRAIN_PROMPTS, layout.BASE_RECORD, *source.files, *start.files(settings.init_adapter)]
+    with states.opened("grpo", settings, inputs, processes.rank == 0) as folder:
         saving = Saving(folder, params.runtime.checkpoint_every, processes)
-        run = grpo_loop.fit(adapted, plan, scorer, fitted, base.end_tokens, settings, HistoryFile("grpo"), saving, processes)
+        history, factors = HistoryFile("grpo"), begun.tensors if begun else None
+        run = grpo_loop.fit(adapted, plan, scorer, fitted, base.end_tokens, settings, history, saving, processes, factors)
         tensors = adapters.to_numpy(adapted.factors(rounds.ADAPTER_NAME))
         report = grpo_report.grpo_report(run, source, base, plan, settings, prompts, fitted, tensors, unknown)
         with outputs.together():

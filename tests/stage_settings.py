@@ -30,7 +30,7 @@ def params(stage: str, **changes: Any) -> Any:
     built = build_all(values(**{section(stage): changes}))
     assert built.problems == []
     settings = {section(stage): built.built[section(stage)]}
-    return STAGES[stage].Params(**settings, **({} if stage in ("validate", "export") else {"runtime": built.built["runtime"]}))
+    return STAGES[stage].Params(**settings, **({} if stage == "validate" else {"runtime": built.built["runtime"]}))
 
 
 def run(stage: str, **changes: Any) -> Any:

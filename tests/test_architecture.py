@@ -111,7 +111,7 @@ def test_a_stage_depends_on_exactly_the_modules_that_it_imports(name: str):
 @pytest.mark.parametrize("name", STAGES)
 def test_the_stages_that_score_depend_on_every_reward_function_and_artifact(name: str):
     scores = name in ("grpo", "evaluate")
-    assert ("stages/rewards" in STAGES[name]["deps"], "data/rewards" in STAGES[name]["deps"]) == (scores, scores)
+    assert [path in STAGES[name]["deps"] for path in ("stages/rewards", "data/rewards", "data/adapters")] == [scores] * 3
 
 
 @pytest.mark.parametrize("name", [name for name in STAGES if name != "compose"])

@@ -1,6 +1,7 @@
 """The grpo stage: its files, its report, what it says, prompts that do not fit, and bases of several kinds."""
 
 import csv
+import hashlib
 import json
 import math
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from transformers import AutoTokenizer
 
 from stages import base as base_stage
 from stages.core import layout
-from stages.core.errors import DataError, TrainingError
+from stages.core.errors import ArtifactError, DataError, SettingsError, TrainingError
 from stages.core.settings.base import CheckpointBase
 from stages.core.settings.runtime import Runtime
 from stages.files import artifacts, base_record, records
@@ -30,8 +31,9 @@ REPORT = (
     "targets layers learning_rate accumulation chat_template precision history log_probabilities"
 ).split()
 ROWS = {"shortest_tokens", "median_tokens", "longest_tokens", "special_strings", "labels_in_texts", "rewritten_texts", "unknown_tokens"}
-VARIANT = {"reward_parts", "unrated_groups", "updates", "importance_sampling_level", "aggregation", "scale_rewards", "mask_truncated"}
-BESIDE = {*ROWS, *VARIANT, "warning", "empty_completions"}
+STARTED = {"init_adapter", "reward_parts", "unrated_groups"}
+VARIANT = {"updates", "importance_sampling_level", "aggregation", "scale_rewards", "mask_truncated"}
+BESIDE = {*ROWS, *STARTED, *VARIANT, "warning", "empty_completions"}
 """What else the report says."""
 HISTORY = (
     "iteration groups completions mean_reward reward_spread mean_kl policy_loss mean_completion_tokens flat_groups truncated entropy "
@@ -120,6 +122,62 @@ def test_a_reward_model_under_data_rewards_is_the_same_reward_under_another_name
     (part,) = found["reward_parts"]
     assert part == {"source": kept.as_posix(), "weight": 1.0, "name": None, "arguments": None}
     assert found == {**before, "reward": "reward:data/rewards/mine.safetensors", "reward_parts": [part]}
+
+
+def kept_policy() -> Path:
+    """The policy that there is, put where one to start from lies."""
+    path = layout.INIT_ADAPTERS / "mine.safetensors"
+    path.parent.mkdir(parents=True)
+    for suffix in (".safetensors", ".json"):
+        path.with_suffix(suffix).write_bytes(layout.POLICY.with_suffix(suffix).read_bytes())
+    return path
+
+
+def test_training_goes_on_from_a_policy_and_evaluate_compares_with_the_frozen_base(trained_project: Path):
+    start = kept_policy()
+    own = run("evaluate").report
+    assert "start_mean_kl" not in own
+    found = run("grpo", init_adapter=start.as_posix()).report
+    assert found["init_adapter"] == {"path": "data/adapters/mine.safetensors", "sha256": hashlib.sha256(start.read_bytes()).hexdigest()}
+    assert curve()[0]["mean_kl"] == "0.0"
+    compared = run("evaluate").report
+    assert compared["base_mean_reward"] == own["base_mean_reward"]
+    assert 0 < compared["start_mean_kl"] != compared["mean_kl"]
+    # a start that was exchanged since is refused
+    start.write_bytes(start.read_bytes() + b" ")
+    with pytest.raises(ArtifactError, match=r"it started from another data/adapters/mine\.safetensors than is there now"):
+        run("evaluate")
+    start.unlink()
+    with pytest.raises(ArtifactError, match=r"it started from data/adapters/mine\.safetensors, which is not there"):
+        run("evaluate")
+
+
+@pytest.mark.parametrize(
+    ("changes", "lines"),
+    [
+        (
+            {"rank": 4, "alpha": 3.0},
+            ["grpo.rank: 4, and grpo.init_adapter, which training starts from, has 8; set", "grpo.alpha: 3.0"],
+        ),
+        ({"targets": ["k_proj"], "layers": [0]}, ["grpo.targets: ['k_proj']", "grpo.layers: [0]"]),
+    ],
+)
+def test_a_start_of_another_shape_is_refused(trained_project: Path, changes: dict[str, Any], lines: list[str]):
+    start = kept_policy()
+    before = written()
+    with pytest.raises(SettingsError) as refused:
+        run("grpo", init_adapter=start.as_posix(), **changes)
+    assert all(found.startswith(line) for found, line in zip(refused.value.problems, lines, strict=True))
+    assert written() == before
+
+
+def test_a_reward_model_is_no_start(trained_project: Path):
+    start = layout.INIT_ADAPTERS / "mine.safetensors"
+    start.parent.mkdir(parents=True)
+    for suffix in (".safetensors", ".json"):
+        start.with_suffix(suffix).write_bytes(layout.REWARD.with_suffix(suffix).read_bytes())
+    with pytest.raises(ArtifactError, match="adapter artifact is a reward model, not a generation adapter"):
+        run("grpo", init_adapter=start.as_posix())
 
 
 def test_a_prompt_at_the_limit_is_kept_and_a_longer_one_skipped_whole(validated_project: Path, capsys: pytest.CaptureFixture[str]):

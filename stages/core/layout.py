@@ -13,6 +13,7 @@ OVERRIDES = CONF / "overrides.yaml"
 
 DATA = Path("data")
 REWARD_ARTIFACTS = DATA / "rewards"
+INIT_ADAPTERS = DATA / "adapters"
 REWARDS = Path("stages") / "rewards"
 """Reward functions, the user's among them."""
 ARTIFACTS = Path("artifacts")

@@ -46,6 +46,12 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, An
     write_bytes(path, text.getvalue().encode())
 
 
+def file_digest(path: Path) -> str:
+    """sha256 of a file's content, hexadecimal."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
 def digest(fields: Mapping[str, Any]) -> str:
     """sha256 over the fields of an object, however it is laid out; the field `digest` itself, where it has one, left out."""
     own = {key: value for key, value in fields.items() if key != "digest"}

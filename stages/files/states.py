@@ -149,8 +149,8 @@ def run_name(stage: str, settings: Any, inputs: Sequence[Path]) -> str:
     depends = {
         "stage": stage,
         "settings": dataclasses.asdict(settings),
-        "inputs": {path.as_posix(): _digest(path) for path in inputs},
-        "code": {path.relative_to(PROJECT).as_posix(): _digest(path) for path in code(stage)},
+        "inputs": {path.as_posix(): outputs.file_digest(path) for path in inputs},
+        "code": {path.relative_to(PROJECT).as_posix(): outputs.file_digest(path) for path in code(stage)},
         "versions": {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in LIBRARIES}},
     }
     return outputs.digest(depends)[:16]
@@ -161,8 +161,3 @@ def code(stage: str) -> list[Path]:
     listed = yaml.safe_load((PROJECT / layout.PIPELINE).read_text("utf-8"))["stages"][stage]["deps"]
     own = [PROJECT / path for path in listed if path.startswith("stages/")]
     return sorted(file for path in own for file in ([path] if path.is_file() else path.rglob("*.py")))
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

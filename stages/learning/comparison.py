@@ -59,6 +59,8 @@ class Compared:
     """Of the reward that the policy was trained on where that is another."""
     kl: float
     """k3 estimate of KL(policy || base) on the policy's completions, mean over samples of mean over tokens, nats."""
+    start_kl: float | None = None
+    """The same to the adapter that the policy started from, where there is one."""
 
 
 def score_pairs(reward_model: RewardModel, pairs: Sequence[EncodedPair]) -> tuple[Floats, Floats]:
@@ -87,6 +89,7 @@ def compare(
     prompts: FittingPrompts,
     end_tokens: Sequence[int],
     settings: Evaluate,
+    start_name: str | None = None,
 ) -> list[Compared]:
     """Samples every held-out prompt from base and policy and scores both; the same uniform number chooses both sides' token.
 
@@ -98,9 +101,10 @@ def compare(
         for groups in drawn(adapters, sides, prompts, end_tokens, settings, EVALUATED):
             rewards = side_rewards(scorer, groups)
             training = side_rewards(training_scorer, groups) if training_scorer else [None] * len(groups)
-            kl = _kl(adapters, policy_name, groups, settings.temperature or 1.0)
+            kl = _kl(adapters, policy_name, None, groups, settings.temperature or 1.0)
+            start_kl = _kl(adapters, policy_name, start_name, groups, settings.temperature or 1.0) if start_name else [None] * len(groups)
             for place, group in enumerate(groups):
-                found.append(Compared(group.completions, rewards[place].total, training[place], kl[place]))
+                found.append(Compared(group.completions, rewards[place].total, training[place], kl[place], start_kl[place]))
                 advance()
     return found
 
@@ -174,17 +178,21 @@ def pair_figures(scores: tuple[Floats, Floats] | None, settings: Evaluate) -> di
     }
 
 
-def prompt_figures(compared: Sequence[Compared], settings: Evaluate, parts: Sequence[str] | None) -> dict[str, Any]:
+def prompt_figures(compared: Sequence[Compared], settings: Evaluate, parts: Sequence[str] | None, started: bool = False) -> dict[str, Any]:
     """Base against policy; nulls where no prompt was held out. `truncated` and `empty` are shares of the completions.
 
-    Where the policy was trained on another reward, that one's figures are there too, and where that one has several `parts`, theirs.
+    Where the policy was trained on another reward, that one's figures are there too, and where that one has several `parts`, theirs;
+    where it `started` from an adapter, the KL to that one.
     """
     sides = [f"{side}_{key}" for side in SIDES for key in ("mean_completion_tokens", "truncated", "empty")]
     training = {} if parts is None else _training_figures([one.training for one in compared if one.training], settings, parts)
     if not compared:
-        return dict.fromkeys((*_gain_keys(""), *_with_interval("mean_kl"), *sides)) | training
+        kls = (*_with_interval("mean_kl"), *(_with_interval("start_mean_kl") if started else ()))
+        return dict.fromkeys((*_gain_keys(""), *kls, *sides)) | training
     figures = _gain("", [one.rewards for one in compared], settings)
     figures |= _interval("mean_kl", np.array([one.kl for one in compared]), settings)
+    if start_kls := [one.start_kl for one in compared if one.start_kl is not None]:
+        figures |= _interval("start_mean_kl", np.array(start_kls), settings)
     for side in SIDES:
         every = [completion for one in compared for completion in one.completions[side]]
         figures[f"{side}_mean_completion_tokens"] = float(np.mean([completion.length for completion in every]))
@@ -227,13 +235,13 @@ def _or_none(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
-def _kl(adapters: Adapters, policy_name: str, groups: Sequence[HeldoutGroup], temperature: float) -> list[float]:
-    """k3 estimate of KL(policy || base) on each group's policy completions."""
+def _kl(adapters: Adapters, policy_name: str, other: str | None, groups: Sequence[HeldoutGroup], temperature: float) -> list[float]:
+    """k3 estimate of KL(policy || other) on each group's policy completions; None is the base."""
     whole = [Completed(group.prompt, [completion.ids for completion in group.completions["policy"]]) for group in groups]
     found: list[float] = []
     for together in runs(whole, adapters.passes.fits):
         batch = [whole[number] for number in together]
-        adapters.use(None)
+        adapters.use(other)
         reference = adapters.passes.token_scores(batch, temperature)
         with adapters.using(policy_name, then=None):
             policy = adapters.passes.token_scores(batch, temperature)

@@ -24,7 +24,8 @@ from stages.learning.optimizer import NotFiniteGradientError, Optimizer, count
 from stages.learning.ranks import ALONE, GradientSum, Ranks
 from stages.learning.resume import UNSAVED, Saving
 from stages.learning.reward_source import Scorer
-from stages.learning.rounds import ADAPTER_NAME, GroupFigures, Rounds
+from stages.learning.rounds import ADAPTER_NAME, START_NAME, GroupFigures, Rounds
+from stages.learning.trained import Tensors
 from stages.model.adapters import Adapters, Plan
 
 CURVE = (
@@ -121,21 +122,25 @@ def fit(
     history: HistoryFile,
     saving: Saving = UNSAVED,
     ranks: Ranks = ALONE,
+    start: Tensors | None = None,
 ) -> GrpoRun:
-    """Trains a fresh policy adapter on P prompts, or goes on from a saved state; each of several `ranks` has its share of every window.
+    """Trains a policy adapter on P prompts, or goes on from a saved state; each of several `ranks` has its share of every window.
 
-    Raises TrainingError where the warm-up leaves no step, a number is not finite (before any weight moves), or every
-    group of an iteration is refused.
+    The adapter is fresh, or has the factors of `start`, which it is then held against in place of the base. Raises TrainingError
+    where the warm-up leaves no step, a number is not finite (before any weight moves), or every group of an iteration is refused.
     """
     planned = planned_steps(len(prompts.ids), settings)
     windows = _windows(len(prompts.ids), settings)
     trainable = adapters.add_fresh(ADAPTER_NAME, plan, settings.seed)
+    if start is not None:
+        adapters.add_trained(START_NAME, plan.rank, plan.alpha, start)
+        adapters.copy_into(ADAPTER_NAME, start)
     say(f"training {len(trainable)} adapter tensors ({count(trainable)} parameters) at rank {plan.rank} across {len(plan.layers)} layers")
     optimizer = Optimizer(trainable, planned, settings, "grpo")
     progress = Progress()
     keeper = saving.begin(trainable, optimizer, planned, progress.resume)
     history.begin(progress.steps)
-    rounds = Rounds(adapters, scorer, prompts, end_tokens, settings, ranks)
+    rounds = Rounds(adapters, scorer, prompts, end_tokens, settings, ranks, None if start is None else START_NAME)
     gradients = GradientSum(trainable.values(), ranks)
     with bar(planned, "grpo") as advance, keeper.saved_when_broken_off(progress.state):
         advance(progress.over)

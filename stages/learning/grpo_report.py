@@ -6,6 +6,7 @@ from typing import Any
 from stages.core.settings.grpo import Grpo
 from stages.files.base_record import BaseRecord
 from stages.files.records import Prompt
+from stages.learning import start
 from stages.learning.fitting import FittingPrompts
 from stages.learning.grpo_loop import GrpoRun
 from stages.learning.reward_source import RewardSource
@@ -29,6 +30,7 @@ def grpo_report(
     return {
         "reward": reward.name,
         "reward_parts": reward.record(),
+        start.RECORD: start.record(settings.init_adapter),
         "prompts": len(prompts),
         "trained_prompts": len(fitted.ids),
         "skipped_long": fitted.skipped_long,

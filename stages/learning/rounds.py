@@ -40,6 +40,8 @@ from stages.model.groups import TokenScores, runs
 from stages.model.sampling import Completion, NotFiniteError, sample
 
 ADAPTER_NAME = "policy"
+START_NAME = "start"
+"""The adapter that the policy started from, where there is one."""
 
 
 class Remembered(NamedTuple):
@@ -121,6 +123,8 @@ class Rounds:
     end_tokens: Sequence[int]
     settings: Grpo
     ranks: Ranks
+    reference: str | None = None
+    """The adapter that the policy is held against; None is the base."""
 
     def sampled(self, window: range, iteration: int, name: str, step: int) -> tuple[list[Drawn], int]:
         """What was drawn for the window's prompts, each process sampling its share, and how many groups were refused."""
@@ -256,7 +260,7 @@ class Rounds:
         known = [group.remembered for group in groups if group.remembered is not None]
         if len(known) == len(groups):
             return passes.token_scores(whole, self.settings.temperature), known
-        with torch.no_grad(), self.adapters.using(None, then=ADAPTER_NAME):
+        with torch.no_grad(), self.adapters.using(self.reference, then=ADAPTER_NAME):
             reference = passes.token_scores(whole, self.settings.temperature)
         policy = passes.token_scores(whole, self.settings.temperature)
         return policy, [Remembered(one.log_probs, ours.log_probs.detach()) for one, ours in zip(reference, policy, strict=True)]

@@ -106,10 +106,14 @@ class Adapters:
         foreign = sorted(found - set(linear))
         if foreign:
             raise TrainingError(f"adapter {name}: the model has no linear module {', '.join(foreign[:3])} in its layers")
-        parameters = self._add(name, Plan(rank, alpha, [], [], sorted(found)))
+        self._add(name, Plan(rank, alpha, [], [], sorted(found)))
         self._require_gradients()
+        self.copy_into(name, tensors)
+
+    def copy_into(self, name: str, tensors: Mapping[str, NDArray[np.float32]]) -> None:
+        """Gives an adapter the factors of an artifact; raises TrainingError where they do not fit."""
         with torch.no_grad():
-            for file_name, parameter in parameters.items():
+            for file_name, parameter in self._factors[name].items():
                 value = torch.from_numpy(tensors[file_name])
                 if value.shape != parameter.shape:
                     raise TrainingError(
@@ -131,6 +135,12 @@ class Adapters:
             else:
                 layer.set_adapter(name)
                 layer.enable_adapters(True)
+
+    def take_out(self) -> None:
+        """Leaves the model without any adapter, as it was before; these adapters are of no further use."""
+        if self._tuner is not None:
+            self._tuner.unload()
+            self._tuner, self._layers, self._factors = None, [], {}
 
     @contextmanager
     def using(self, name: str | None, then: str | None) -> Iterator[None]:

@@ -134,6 +134,7 @@ def _of_the_sweeper(texts: Sequence[str]) -> list[str]:
 def _data_not_there(values: Mapping[str, Mapping[str, Any]], tracked: Collection[str]) -> Iterator[str]:
     """A problem for each file of the data that is here and that neither Git nor DVC tracks, so that no job would have it."""
     named = [(f"data.{key}", values["data"][key]) for key in ("prompts", "pairs")]
+    named += [("grpo.init_adapter", start)] if (start := values["grpo"]["init_adapter"]) else []
     for key, source in [*named, *((key, source) for key, source, _ in named_files.reward_sources(values))]:
         path = Path(source)
         known = any(name in tracked for name in (path.as_posix(), *(f"{part.as_posix()}.dvc" for part in (path, *path.parents))))

@@ -73,6 +73,7 @@ def grpo(job: dict[str, Any], model: PreTrainedModel, runtime: Runtime) -> dict[
     ends = [tokenizer.eos_token_id if job["end_token"] is None else job["end_token"]]
     settings = Grpo(
         reward="length",
+        init_adapter=None,
         group=job["group"],
         iterations=job["steps"] // len(ids),
         beta=job["beta"],

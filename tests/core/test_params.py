@@ -24,7 +24,7 @@ RUNTIME = {
 }
 VALUES = {
     "base": {"seed": 1, "fit_steps": 0, "precision": "f32", "chat_template": "auto"},
-    "export": {},
+    "export": {"merged": False},
     "runtime": RUNTIME,
     "grpo": "never looked at",
 }
@@ -51,7 +51,7 @@ def refused(path):
 
 def test_the_sections_of_a_stage_are_read_and_no_others(tmp_path):
     found = params.load(Params, write(tmp_path / "params.yaml"))
-    assert found == Params(ToyBase(1, 0, "f32", "auto"), Export(), Runtime("cpu", None, 64, False, 1, 1, 1, None, False))
+    assert found == Params(ToyBase(1, 0, "f32", "auto"), Export(merged=False), Runtime("cpu", None, 64, False, 1, 1, 1, None, False))
 
 
 def test_a_base_with_a_model_is_a_checkpoint(tmp_path):

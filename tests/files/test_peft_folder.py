@@ -78,7 +78,7 @@ def test_the_factors_are_the_artifacts_and_the_configuration_names_the_base(tmp_
         f"model.layers.1.{name}"
         for name in (*(f"self_attn.{side}_proj" for side in "qkvo"), *(f"mlp.{side}_proj" for side in ("gate", "up", "down")))
     )
-    assert sorted(path.name for path in folder.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert sorted(path.name for path in folder.iterdir()) == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
 
 
 def test_writing_twice_gives_the_same_bytes(tmp_path: Path):

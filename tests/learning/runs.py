@@ -99,6 +99,7 @@ def grpo_settings(**changes: Any) -> Grpo:
     settings = Grpo(
         **ADAPTER,
         reward="length",
+        init_adapter=None,
         group=4,
         iterations=1,
         beta=0.04,
@@ -287,6 +288,7 @@ def train_policy(
     adapted: Adapters | None = None,
     saving: Saving = UNSAVED,
     ranks: Ranks = ALONE,
+    start: Any = None,
     **changes: Any,
 ) -> Trained:
     """A GRPO run; under `length` where no scorer is given."""
@@ -305,6 +307,7 @@ def train_policy(
             appended,
             saving,
             ranks,
+            start,
         )
     tensors = adapters.to_numpy(adapted.factors(rounds.ADAPTER_NAME))
     return Trained(adapted.model, adapted, plan, run, tensors, appended, stderr.getvalue().splitlines())

@@ -531,6 +531,57 @@ def test_where_all_are_truncated_and_left_out_it_is_said_and_nothing_moves(monke
     assert trained.run.steps[0]["grad_norm"] == 0.0
 
 
+# Starting from an adapter
+
+
+@pytest.fixture(scope="module")
+def begun(recorded):
+    return recorded.tensors
+
+
+def test_a_policy_that_starts_from_an_adapter_is_held_against_it_and_not_against_the_base(begun):
+    trained = train_policy(end_tokens=MANY_ENDS, start=begun, beta=0.5)
+    first = trained.run.steps[0]
+    assert positive_zero(first["loss"])
+    assert positive_zero(first["mean_kl"])
+    assert all(row["mean_kl"] > 0 for row in trained.run.steps[1:])
+    # the start itself is not moved, and the policy is
+    kept = trained.adapters.factors("start")
+    assert {name: tensor.detach().numpy().tobytes() for name, tensor in kept.items()} == {
+        name: tensor.tobytes() for name, tensor in begun.items()
+    }
+    assert all(mine != kept[name].detach().numpy().tobytes() for name, mine in trained.bytes().items())
+    runs.require_frozen(trained, fitting_prompts().ids[2], "policy")
+
+
+def test_the_kl_of_a_later_step_is_that_to_the_start(begun, monkeypatch):
+    with runs.watching(monkeypatch, grpo_loop) as seen:
+        drawn = []
+        monkeypatch.setattr(rounds, "sample", lambda *arguments: drawn.append(sampling.sample(*arguments)) or drawn[-1])
+        trained = train_policy(fitting_prompts(2), end_tokens=MANY_ENDS, start=begun)
+    adapted = trained.adapters
+    adapted.copy_into("policy", {name: tensor.numpy() for name, tensor in zip(trained.tensors, seen[1].tensors, strict=True)})
+    prompt, (completions,) = fitting_prompts(2).ids[1], drawn[1]
+    kls = []
+    for completion in completions:
+        found = {}
+        for name in ("start", "policy"):
+            adapted.use(name)
+            with torch.no_grad():
+                found[name] = runs.log_probs(adapted.model, prompt, completion.ids, 0.9)[0].double()
+        gap = found["start"] - found["policy"]
+        kls.append((torch.exp(gap) - gap - 1).mean().item())
+    assert trained.run.steps[1]["mean_kl"] == pytest.approx(sum(kls) / len(kls), rel=1e-3)
+
+
+def test_a_start_that_changes_nothing_gives_the_bytes_of_a_fresh_adapter():
+    adapted = tiny.adapted(runs.frozen_toy())
+    fresh = {name: factor.detach().numpy().copy() for name, factor in adapted.add_fresh("policy", runs.toy_plan(adapted.model), 42).items()}
+    plain, started = train_policy(end_tokens=MANY_ENDS), train_policy(end_tokens=MANY_ENDS, start=fresh)
+    assert started.bytes() == plain.bytes()
+    assert started.run == plain.run
+
+
 # Several rewards
 
 

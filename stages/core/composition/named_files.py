@@ -37,6 +37,9 @@ def problems(values: Mapping[str, Any]) -> list[str]:
             found += _data_file(key, name)
     for key, source, arguments in reward_sources(values):
         found += _reward(key, source, arguments)
+    start = _text(values, "grpo.init_adapter")
+    if start is not None:
+        found += _kept("grpo.init_adapter", start, layout.INIT_ADAPTERS)
     model = _text(values, "base.model")
     if model is not None:
         found += _base(Base(model, _text(values, "base.revision"), _text(values, "base.gguf_file")))
@@ -90,17 +93,28 @@ def _reward(key: str, source: str, arguments: Mapping[str, Any]) -> list[str]:
 def _artifact(key: str, source: str) -> list[str]:
     if source == layout.REWARD.as_posix():
         return []
+    return _kept(key, source, layout.REWARD_ARTIFACTS, f", or write {layout.REWARD} for the pipeline's own", _no_reward)
+
+
+def _no_reward(key: str, source: str) -> str:
+    return f"{key}: {reward_functions.not_there(source)}"
+
+
+def _no_adapter(key: str, name: str) -> str:
+    tracked = f"dvc checkout {name}.dvc, or dvc pull, brings it" if _is(Path.exists, f"{name}.dvc") else "put it there, or set null"
+    return f"{key}: {name} does not exist; {tracked}"
+
+
+def _kept(key: str, source: str, folder: Path, otherwise: str = "", not_there: Callable[[str, str], str] = _no_adapter) -> list[str]:
+    """What is wrong with an artifact that is to lie under this folder of the data."""
     for stage in _OUTPUTS:
         if _lies_under(source, layout.ARTIFACTS / stage):
             own = "its own output as its input" if stage == "grpo" else f"what {stage} makes of its own output as its input"
-            return [f"{key}: {source} names {own}; copy it to {layout.REWARD_ARTIFACTS}/ and name it there"]
+            return [f"{key}: {source} names {own}; copy it to {folder}/ and name it there"]
     if not _is(Path.is_file, source):
-        return [f"{key}: {reward_functions.not_there(source)}"]
-    if not _lies_under(source, layout.REWARD_ARTIFACTS):
-        return [
-            f"{key}: {source} must lie under {layout.REWARD_ARTIFACTS}/, links resolved, to be tracked: copy it in with its sidecar, "
-            f"or write {layout.REWARD} for the pipeline's own"
-        ]
+        return [not_there(key, source)]
+    if not _lies_under(source, folder):
+        return [f"{key}: {source} must lie under {folder}/, links resolved, to be tracked: copy it in with its sidecar{otherwise}"]
     if not source.endswith(".safetensors"):
         return [f"{key}: {source} is no .safetensors file; name the artifact's weights, with its sidecar beside them"]
     if not _is(Path.is_file, source.removesuffix(".safetensors") + ".json"):

@@ -19,6 +19,8 @@ class Grpo:
     )
     """`length`, the pipeline's own artifacts/reward/reward.safetensors, a reward artifact under data/rewards/, the name of a function
     in stages/rewards/, or a list of these with their weights."""
+    init_adapter: str | None = setting(not_empty("the path of a policy's artifact under data/adapters/, or null, is expected"))
+    """A policy's artifact under data/adapters/ that training starts from, and that loss and leash are held against; null: the base."""
     group: int = setting(
         at_least(2, GRPO + "a group of at least two completions, because the group is the baseline"),
     )

@@ -126,6 +126,22 @@ def test_a_reward_source_that_comes_of_grpo_itself_is_refused(project, stage, th
     assert "own output as its input" in line
 
 
+def test_an_adapter_to_start_from_lies_under_its_folder_with_its_sidecar(project):
+    folder = project / "data" / "adapters"
+    folder.mkdir(exist_ok=True)
+    name = "data/adapters/mine.safetensors"
+    assert refused("grpo", init_adapter=None) == []
+    assert refused("grpo", init_adapter=name) == [f"grpo.init_adapter: {name} does not exist; put it there, or set null"]
+    (folder / "mine.safetensors").touch()
+    assert refused("grpo", init_adapter=name) == [f"grpo.init_adapter: {name} has no sidecar beside it; copy its .json in too"]
+    (folder / "mine.json").touch()
+    assert refused("grpo", init_adapter=name) == []
+    assert refused("grpo", init_adapter="data/prompts.json") == [
+        "grpo.init_adapter: data/prompts.json must lie under data/adapters/, links resolved, to be tracked: copy it in with its sidecar"
+    ]
+    assert "own output as its input" in refused("grpo", init_adapter="artifacts/grpo/policy.safetensors")[0]
+
+
 @pytest.mark.parametrize("model", ["gpt2", "owner/name", "Qwen/Qwen2.5-0.5B"])
 def test_a_hub_id_passes_with_and_without_revision(project, model):
     assert base(model=model) == base(model=model, revision="main") == []

@@ -26,7 +26,7 @@ def append(path, text):
 def test_every_section_is_composed_in_its_order(project):
     values = tree.composed(CONF, [])
     assert list(values) == list(SECTIONS)
-    assert (values["grpo"]["beta"], values["base"]["seed"], values["export"]) == (0.04, 1, {})
+    assert (values["grpo"]["beta"], values["base"]["seed"], values["export"]) == (0.04, 1, {"merged": False})
 
 
 def test_options_and_values_override_whatever_their_order(project):
@@ -111,7 +111,7 @@ def test_a_key_that_conf_leaves_out_can_be_set(project):
         ("reward.learning_rte=1", ["reward.learning_rte is not a setting; did you mean reward.learning_rate?"]),
         ("reward.beta=0.1", ["reward.beta is not a setting; did you mean grpo.beta?"]),
         ("beta=0.1", ["beta is not a setting; did you mean grpo.beta?"]),
-        ("export.merge=true", ["export.merge is not a setting; export has no settings of its own"]),
+        ("export.merge=true", ["export.merge is not a setting; did you mean export.merged?"]),
         ("experimnt=recorded", ["experimnt is not a setting; did you mean experiment?"]),
         ("reward=huge", ['reward: "huge" is not an option of conf/reward/; the options are default, large']),
         ("reward=../grpo/default", ['reward: "../grpo/default" is not an option of conf/reward/; the options are default, large']),
@@ -197,8 +197,8 @@ def test_a_number_in_a_file_is_read_however_it_is_written(project):
 @pytest.mark.parametrize(
     ("file", "text", "where"),
     [
-        ("grpo/default.yaml", "beta: 1\n", "conf/grpo/default.yaml:30: "),  # a second time
-        ("grpo/default.yaml", "  a: [\n", "conf/grpo/default.yaml:30: "),
+        ("grpo/default.yaml", "beta: 1\n", "conf/grpo/default.yaml:31: "),  # a second time
+        ("grpo/default.yaml", "  a: [\n", "conf/grpo/default.yaml:31: "),
         ("config.yaml", "  - nothing: default\n", "conf/config.yaml: Hydra cannot compose it: "),
         ("reward/large.yaml", "rank: 4\n", "conf/reward/large.yaml:7: "),
     ],
