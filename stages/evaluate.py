@@ -1,24 +1,31 @@
 """Stage evaluate: the reward model on held-out pairs, base against policy on held-out prompts.
 
-reads    artifacts/base, artifacts/validate/{prompts,pairs}.heldout.jsonl, both artifacts, what the policy was trained on and started from
-writes   reports/evaluate.json, artifacts/evaluate/samples.jsonl
+reads    artifacts/base, artifacts/validate/{prompts,pairs}.heldout.jsonl, both artifacts with their curves, what the policy was
+         trained on and started from
+writes   reports/evaluate.json, artifacts/evaluate/samples.jsonl, artifacts/evaluate/report.html, which opens in any browser
 refuses  artifacts of another kind or another base; prompts that run beyond the model's positions
 """
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
-from stages.core import layout, runner
+from stages.core import layout, libraries, runner
 from stages.core.progress import say
 from stages.core.runner import Document
 from stages.core.settings.evaluate import Evaluate
 from stages.core.settings.runtime import Runtime
 from stages.files import artifacts, base_record, outputs, records
+from stages.files.artifacts import Artifact
+from stages.files.base_record import BaseRecord
+from stages.files.curves import read as read_curve
 from stages.learning import comparison, fitting, launch, ranks, reward_source, start
 from stages.model import checkpoint, device, passes
 from stages.model.adapters import Adapters
 from stages.model.rendering import Renderer
 from stages.model.reward_model import RewardModel
+from stages.pages import evaluation
+from stages.pages.evaluation import Measured
 
 POLICY_NAME, START_NAME = "policy", "start"
 OWN_REWARD = reward_source.MODEL + layout.REWARD.as_posix()
@@ -43,6 +50,8 @@ def main(params: Params) -> Document:
     trained_on = reward_source.reopen(policy.report.get("reward_parts"), base)
     begun = start.reopen(policy.report, base)
     training = None if trained_on.name == OWN_REWARD else trained_on
+
+    curves = {stage: read_curve(stage, artifact.report.get("steps")) for stage, artifact in (("reward", own), ("grpo", policy))}
 
     found = checkpoint.find(base)
     renderer = Renderer(found.tokenizer, base)
@@ -86,11 +95,32 @@ def main(params: Params) -> Document:
         "training_reward": trained_on.name,
         **comparison.prompt_figures(compared, settings, list(training_scorer.parts) if training_scorer else None, begun is not None),
     }
-    texts = [prompts[index].prompt for index in fitted.indexes]
+    samples = comparison.sample_rows(compared, [prompts[index].prompt for index in fitted.indexes], renderer)
+    margins = [] if scores is None else list(map(float, scores[0] - scores[1]))
+    page = evaluation.render(Measured(report, own.report, policy.report, curves, margins, samples, provenance(base, own, policy)))
     with outputs.together():
-        outputs.write_jsonl(layout.SAMPLES, comparison.sample_rows(compared, texts, renderer))
+        outputs.write_jsonl(layout.SAMPLES, samples)
+        outputs.write_bytes(layout.EVALUATION_PAGE, page)
         outputs.write_json(layout.report("evaluate"), report)
     return Document(layout.SAMPLES, report)
+
+
+def provenance(base: BaseRecord, reward: Artifact, policy: Artifact) -> dict[str, Any]:
+    """Where the figures come from: base, data, artifacts and libraries."""
+    return {
+        "base": base.model,
+        "base commit": base.commit,
+        "base fingerprint": base.fingerprint,
+        "base precision": base.precision,
+        "chat template": base.chat_template,
+        "training prompts sha256": policy.report.get("prompts_sha256"),
+        "training pairs sha256": reward.report.get("pairs_sha256"),
+        "held-out prompts sha256": outputs.file_digest(layout.HELDOUT_PROMPTS),
+        "held-out pairs sha256": outputs.file_digest(layout.HELDOUT_PAIRS),
+        "reward model sha256": outputs.file_digest(layout.REWARD),
+        "policy sha256": outputs.file_digest(layout.POLICY),
+        **libraries.versions(),
+    }
 
 
 if __name__ == "__main__":

@@ -15,7 +15,12 @@ from tests import imports
 LAYERS = ("core", "files", "model", "learning")
 """The folders under stages/; a module imports from its own or from one further left, an entry from any."""
 
-BESIDE = {"rewards": ("core", "rewards"), "versions": ("core", "files", "versions"), "sweeps": ("core", "versions", "sweeps")}
+BESIDE = {
+    "rewards": ("core", "rewards"),
+    "pages": ("core", "pages"),
+    "versions": ("core", "files", "pages", "versions"),
+    "sweeps": ("core", "versions", "sweeps"),
+}
 """Folders that no other imports, entries apart, and what they may import; rewards are loaded by name."""
 
 HEAVY = {"accelerate", "dvc", "gguf", "peft", "pyarrow", "safetensors", "tokenizers", "torch", "transformers"}
@@ -36,7 +41,7 @@ def may_import(importer: str, imported: str) -> bool:
     if importer in BESIDE:
         return imported in BESIDE[importer]
     if importer == "":
-        return imported in (*LAYERS, "versions", "sweeps")
+        return imported in (*LAYERS, "pages", "versions", "sweeps")
     return imported in LAYERS and LAYERS.index(imported) <= LAYERS.index(importer)
 
 

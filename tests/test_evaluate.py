@@ -2,6 +2,8 @@
 
 import csv
 import dataclasses
+import hashlib
+import html
 import json
 import shutil
 from pathlib import Path
@@ -13,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stages.core import layout
-from stages.core.errors import TrainingError
+from stages.core.errors import ArtifactError, TrainingError
 from stages.files import artifacts, records
 from stages.files.records import Pair, Prompt
 from tests.stage_settings import run, written
@@ -30,7 +32,7 @@ PROMPTS = [
 ]
 COUNTS = ["heldout_pairs", "evaluated_pairs", "heldout_prompts", "evaluated_prompts", "samples"]
 SETTINGS = {"temperature", "top_p", "max_new_tokens", "max_sequence", "seed", "bootstrap", "kl_temperature"}
-BESIDE = {"skipped_long_pairs", "equal_tokens_pairs", "skipped_long_prompts", "training_reward", *SETTINGS}
+BESIDE = {"reward_length_correlation", "skipped_long_pairs", "equal_tokens_pairs", "skipped_long_prompts", "training_reward", *SETTINGS}
 """What else the report says."""
 
 
@@ -166,6 +168,39 @@ def test_a_reward_that_abstains_on_some_prompts_is_measured_on_the_others(traine
     assert found["training_rated_prompts"] == found["heldout_prompts"] - 1
     assert "training_parts" not in found
     assert [row["training_policy_reward"] for row in samples()].count(None) == found["samples"]
+
+
+def test_the_page_shows_every_draw_of_the_samples_and_where_they_come_from(trained_project: Path):
+    found = run("evaluate").report
+    page = layout.EVALUATION_PAGE.read_text("utf-8")
+    shown = html.unescape(page)
+    for row in samples():
+        assert row["prompt"] in shown
+        assert f">{row['base']}\n" in shown
+        assert f">{row['policy']}\n" in shown
+    assert page.count("<tr data-number=") == len(samples()) == found["evaluated_prompts"] * found["samples"]
+    for path in (layout.HELDOUT_PROMPTS, layout.HELDOUT_PAIRS, layout.TRAIN_PROMPTS, layout.TRAIN_PAIRS, layout.POLICY, layout.REWARD):
+        assert hashlib.sha256(path.read_bytes()).hexdigest() in page
+    assert json.loads(layout.BASE_RECORD.read_text())["fingerprint"] in page
+    assert torch.__version__.partition("+")[0] in page
+    assert str(trained_project) not in page
+
+
+def test_the_correlation_of_reward_and_length_is_over_both_sides_completions(trained_project: Path):
+    run("grpo", reward="length", max_new_tokens=4)
+    found = run("evaluate").report
+    rows = samples()
+    rewards = [row[f"{side}_reward"] for row in rows for side in ("base", "policy")]
+    lengths = [row[f"training_{side}_reward"] for row in rows for side in ("base", "policy")]
+    assert found["reward_length_correlation"] == pytest.approx(np.corrcoef(rewards, lengths)[0, 1])
+
+
+def test_a_curve_of_another_training_is_refused(trained_project: Path):
+    layout.curve("grpo").write_text("step,loss\n1,0.5\n")
+    before = written()
+    with pytest.raises(ArtifactError, match=r"^reports/plots/grpo\.csv: it has 1 steps, and the artifact was trained for 3"):
+        run("evaluate")
+    assert written() == before
 
 
 def test_nothing_held_out_gives_nulls_and_a_line_that_says_so(trained_project: Path, capsys: pytest.CaptureFixture[str]):

@@ -31,7 +31,7 @@ REPORT = (
     "targets layers learning_rate accumulation chat_template precision history log_probabilities"
 ).split()
 ROWS = {"shortest_tokens", "median_tokens", "longest_tokens", "special_strings", "labels_in_texts", "rewritten_texts", "unknown_tokens"}
-STARTED = {"init_adapter", "reward_parts", "unrated_groups"}
+STARTED = {"init_adapter", "prompts_sha256", "reward_parts", "unrated_groups"}
 VARIANT = {"updates", "importance_sampling_level", "aggregation", "scale_rewards", "mask_truncated"}
 BESIDE = {*ROWS, *STARTED, *VARIANT, "warning", "empty_completions"}
 """What else the report says."""

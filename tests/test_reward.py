@@ -34,7 +34,7 @@ REPORT = (
 ROWS = {"shortest_tokens", "median_tokens", "longest_tokens", "equal_tokens", "unknown_tokens"}
 WHO = ("the child", "the friend", "the guest", "the brother", "the sister")
 NOTES = {"special_strings", "labels_in_texts", "rewritten_texts", "opened_otherwise", "merged_tokens"}
-BESIDE = {*ROWS, *NOTES, "seed"}
+BESIDE = {*ROWS, *NOTES, "seed", "pairs_sha256"}
 """What else the report says."""
 
 

@@ -34,6 +34,7 @@ HELDOUT_PAIRS = VALIDATE / "pairs.heldout.jsonl"
 REWARD = ARTIFACTS / "reward" / "reward.safetensors"
 POLICY = ARTIFACTS / "grpo" / "policy.safetensors"
 SAMPLES = ARTIFACTS / "evaluate" / "samples.jsonl"
+EVALUATION_PAGE = ARTIFACTS / "evaluate" / "report.html"
 EXPORT = ARTIFACTS / "export"
 
 

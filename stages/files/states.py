@@ -9,9 +9,7 @@ or a fault of the disk left half is noticed, and the state before it is taken. N
 import contextlib
 import dataclasses
 import hashlib
-import importlib.metadata
 import json
-import platform
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,14 +20,12 @@ import yaml
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from stages.core import layout, locks
+from stages.core import layout, libraries, locks
 from stages.core.progress import say
 from stages.files import outputs
 
 KEPT = 2
 """States of a run that are kept: the last, and one before it."""
-LIBRARIES = ("torch", "transformers", "peft", "tokenizers", "safetensors", "numpy")
-"""Those whose versions can change a number."""
 PROJECT = Path(__file__).resolve().parents[2]
 
 
@@ -151,7 +147,7 @@ def run_name(stage: str, settings: Any, inputs: Sequence[Path]) -> str:
         "settings": dataclasses.asdict(settings),
         "inputs": {path.as_posix(): outputs.file_digest(path) for path in inputs},
         "code": {path.relative_to(PROJECT).as_posix(): outputs.file_digest(path) for path in code(stage)},
-        "versions": {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in LIBRARIES}},
+        "versions": libraries.versions(),
     }
     return outputs.digest(depends)[:16]
 

@@ -12,7 +12,7 @@ from stages.core.progress import bar
 from stages.core.settings.evaluate import Evaluate
 from stages.files.records import Text, as_json
 from stages.learning.fitting import FittingPrompts
-from stages.learning.metrics import Floats, bootstrap_mean, first_not_finite, pair_order, win_rate
+from stages.learning.metrics import Floats, bootstrap_mean, correlation, first_not_finite, pair_order, win_rate
 from stages.learning.objective import completion_means, kl_k3
 from stages.learning.reward_source import Scorer
 from stages.learning.scores import Drawn, Rewards
@@ -184,7 +184,7 @@ def prompt_figures(compared: Sequence[Compared], settings: Evaluate, parts: Sequ
     Where the policy was trained on another reward, that one's figures are there too, and where that one has several `parts`, theirs;
     where it `started` from an adapter, the KL to that one.
     """
-    sides = [f"{side}_{key}" for side in SIDES for key in ("mean_completion_tokens", "truncated", "empty")]
+    sides = ["reward_length_correlation", *(f"{side}_{key}" for side in SIDES for key in ("mean_completion_tokens", "truncated", "empty"))]
     training = {} if parts is None else _training_figures([one.training for one in compared if one.training], settings, parts)
     if not compared:
         kls = (*_with_interval("mean_kl"), *(_with_interval("start_mean_kl") if started else ()))
@@ -193,6 +193,10 @@ def prompt_figures(compared: Sequence[Compared], settings: Evaluate, parts: Sequ
     figures |= _interval("mean_kl", np.array([one.kl for one in compared]), settings)
     if start_kls := [one.start_kl for one in compared if one.start_kl is not None]:
         figures |= _interval("start_mean_kl", np.array(start_kls), settings)
+    figures["reward_length_correlation"] = correlation(
+        np.array([value for one in compared for side in SIDES for value in one.rewards[side]]),
+        np.array([completion.length for one in compared for side in SIDES for completion in one.completions[side]], dtype=np.float64),
+    )
     for side in SIDES:
         every = [completion for one in compared for completion in one.completions[side]]
         figures[f"{side}_mean_completion_tokens"] = float(np.mean([completion.length for completion in every]))

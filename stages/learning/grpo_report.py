@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from stages.core import layout
 from stages.core.settings.grpo import Grpo
+from stages.files import outputs
 from stages.files.base_record import BaseRecord
 from stages.files.records import Prompt
 from stages.learning import start
@@ -32,6 +34,7 @@ def grpo_report(
         "reward_parts": reward.record(),
         start.RECORD: start.record(settings.init_adapter),
         "prompts": len(prompts),
+        "prompts_sha256": outputs.file_digest(layout.TRAIN_PROMPTS),
         "trained_prompts": len(fitted.ids),
         "skipped_long": fitted.skipped_long,
         **fitted.figures,

@@ -43,6 +43,13 @@ def win_rate(policy: Floats, base: Floats) -> float:
     return float(np.mean((policy > base) + 0.5 * (policy == base)))
 
 
+def correlation(one: Floats, other: Floats) -> float | None:
+    """Pearson's correlation of [N] and [N]; None where either does not vary."""
+    if len(one) < 2 or np.ptp(one) == 0 or np.ptp(other) == 0:
+        return None
+    return float(np.clip(np.corrcoef(one, other)[0, 1], -1, 1))
+
+
 def bootstrap_mean(values: Floats, resamples: int, seed: int) -> Interval:
     """Mean of values [N] and its percentile interval over `resamples` draws with replacement (Efron, 1979)."""
     if len(values) < 2:

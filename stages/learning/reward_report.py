@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from stages.core import layout
 from stages.core.settings.reward import Reward
+from stages.files import outputs
 from stages.files.base_record import BaseRecord
 from stages.files.records import Pair
 from stages.learning.fitting import FittingPairs
@@ -27,6 +29,7 @@ def reward_report(
     return {
         "trait_name": traits.pop() if len(traits) == 1 else None,
         "pairs": len(pairs),
+        "pairs_sha256": outputs.file_digest(layout.TRAIN_PAIRS),
         "trained_pairs": len(fitted.pairs),
         "skipped_long": fitted.skipped_long,
         **fitted.figures,

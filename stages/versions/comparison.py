@@ -7,13 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stages.core import layout
+from stages.core import layout, wording
 from stages.core.errors import LeashError
 from stages.core.settings.evaluate import MOST_RESAMPLES
 from stages.core.settings.schema import MAX_SEED
 from stages.files import artifacts, base_record
 from stages.files.base_record import BaseRecord
-from stages.versions import completions, figures, rows, settings, updates, wording
+from stages.versions import completions, figures, rows, settings, updates
 from stages.versions.completions import Floats, Heldout, Interval
 from stages.versions.figures import Figure
 from stages.versions.rows import RowChange, Split

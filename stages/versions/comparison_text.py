@@ -9,7 +9,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from stages.versions import wording
+from stages.core import wording
 from stages.versions.comparison import Comparison
 from stages.versions.completions import Heldout, HeldoutPrompt
 from stages.versions.rows import Row

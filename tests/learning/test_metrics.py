@@ -5,7 +5,15 @@ import math
 import numpy as np
 import pytest
 
-from stages.learning.metrics import bootstrap_mean, pair_order, win_rate
+from stages.learning.metrics import bootstrap_mean, correlation, pair_order, win_rate
+
+
+def test_a_correlation_is_pearsons_and_none_where_nothing_varies():
+    # deviations -1 0 1 and -2 1 1: 3 / sqrt(2 * 6)
+    assert correlation(np.array([1.0, 2.0, 3.0]), np.array([0.0, 3.0, 3.0])) == pytest.approx(3 / math.sqrt(12))
+    assert correlation(np.array([1.0, 2.0]), np.array([0.1, 0.2])) == pytest.approx(1.0)
+    assert correlation(np.array([1.0, 1.0]), np.array([1.0, 2.0])) is None
+    assert correlation(np.array([1.0]), np.array([1.0])) is None
 
 
 def test_a_tie_is_counted_apart_and_is_not_a_win():

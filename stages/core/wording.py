@@ -2,13 +2,27 @@
 
 import json
 import re
-from typing import Any
-
-from stages.versions.figures import Measured
+from typing import Any, Protocol
 
 NOTHING = "-"
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 """What would speak to a terminal, is no character of a page, or turns the text around it."""
+
+
+class Measured(Protocol):
+    """A figure with its 95% interval, where it has one."""
+
+    @property
+    def value(self) -> Any:
+        """The figure."""
+
+    @property
+    def low(self) -> float | None:
+        """The interval's lower end."""
+
+    @property
+    def high(self) -> float | None:
+        """The upper."""
 
 
 def number(value: float | None, signed: bool = False) -> str:
@@ -16,6 +30,16 @@ def number(value: float | None, signed: bool = False) -> str:
     if value is None:
         return NOTHING
     return f"{value:+.6g}" if signed and value else f"{value:.6g}"
+
+
+def short(value: float) -> str:
+    """Three significant digits, as in a sentence."""
+    return f"{value:.3g}"
+
+
+def short_interval(low: float | None, high: float | None) -> str:
+    """The ends so, in brackets, after a space; nothing where there are none."""
+    return "" if low is None or high is None else f" [{short(low)}, {short(high)}]"
 
 
 def value(anything: Any) -> str:
