@@ -24,7 +24,7 @@ help: ## this list
 .PHONY: setup
 setup: $(VENV)/bin/python ## make .venv with what the stages run (requirements.lock)
 	@$(call satisfy,requirements.lock,requirements.lock)
-	@[ -f $(PLOTS) ] || { python -m stages.pages.dvc_plots $(PLOTS) && dvc config --local plots.html_template tmp/$(notdir $(PLOTS)); }
+	@[ ! -d .dvc -o -f $(PLOTS) ] || { python -m stages.pages.dvc_plots $(PLOTS) && dvc config --local plots.html_template tmp/$(notdir $(PLOTS)); }
 
 .PHONY: setup-test
 setup-test: $(VENV)/bin/python ## make .venv with what the tests need too (requirements-test.lock)

@@ -191,7 +191,7 @@ def shorten(tensors: dict[str, Any], _sidecar: dict[str, Any]) -> None:
 
 
 def forget_reward(_tensors: dict[str, Any], sidecar: dict[str, Any]) -> None:
-    del sidecar["report"]["reward"]
+    del sidecar["report"]["reward_parts"]
 
 
 def rename(tensors: dict[str, Any], sidecar: dict[str, Any]) -> None:
@@ -546,7 +546,7 @@ def test_a_stage_prints_its_path_and_the_report_that_it_wrote_and_nothing_else(
         "reward": ("artifacts/reward/reward.safetensors", read(layout.report("reward"))),
         "grpo": ("artifacts/grpo/policy.safetensors", read(layout.report("grpo"))),
         "evaluate": ("artifacts/evaluate/samples.jsonl", read(layout.report("evaluate"))),
-        "export": ("artifacts/export", {"policy": "artifacts/export/policy"}),
+        "export": ("artifacts/export", read(layout.EXPORT / "export.json")),
     }[stage]
 
 

@@ -61,10 +61,11 @@ def differing(stage: str, a: Report | None, b: Report | None, settings: Mapping[
     """Scalars that differ, in the order of B's report; those that are settings of the stage are left to the settings."""
     section = SECTIONS.get(stage, stage)
     figures = []
-    for key in _keys(a or {}, b or {}):
+    flat_a, flat_b = (dict(_leaves(report or {})) for report in (a, b))
+    for key in _keys(flat_a, flat_b):
         if f"{section}.{key}" in settings:
             continue
-        both = _measured(a or {}, key), _measured(b or {}, key)
+        both = _measured(flat_a, key), _measured(flat_b, key)
         if both[0] != both[1] or (stage, key) in ALWAYS:
             figures.append(Figure(stage, key, *both, difference(both[0].value, both[1].value)))
     return figures
@@ -73,6 +74,15 @@ def differing(stage: str, a: Report | None, b: Report | None, settings: Mapping[
 def difference(a: Any, b: Any) -> float | None:
     """B minus A; None where either is no number."""
     return b - a if _is_number(a) and _is_number(b) else None
+
+
+def _leaves(report: Report, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The report's entries, those of an object in it by dotted keys: of each of several rewards, say."""
+    for key, value in report.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
 
 
 def _keys(a: Report, b: Report) -> Iterator[str]:

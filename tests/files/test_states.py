@@ -1,6 +1,7 @@
 """Saved states of a run: what is kept, what is taken when one is broken, and whose they are."""
 
 import dataclasses
+import importlib.metadata
 import os
 import signal
 import subprocess
@@ -172,9 +173,9 @@ def test_another_input_another_stage_and_another_version_are_other_runs(monkeypa
     INPUTS[0].write_text("b\n")
     assert states.run_name("reward", settings, INPUTS) != first
     INPUTS[0].write_text("a\n")
-    version = states.importlib.metadata.version
+    version = importlib.metadata.version
     for library in ("torch", "transformers", "peft", "tokenizers", "safetensors", "numpy"):
-        monkeypatch.setattr(states.importlib.metadata, "version", lambda name, library=library: "0" if name == library else version(name))
+        monkeypatch.setattr(importlib.metadata, "version", lambda name, library=library: "0" if name == library else version(name))
         assert states.run_name("reward", settings, INPUTS) != first
 
 

@@ -194,6 +194,13 @@ def test_figures_of_the_training_reward_come_beside_where_it_is_another():
     assert figures["reward_gain"] == 0.75
 
 
+def test_the_correlation_of_reward_and_length_is_over_both_sides_completions():
+    # lengths 2 0 3 1 of the base and 4 1 0 0 of the policy, rewards 1 2 3 4 and 2 2 3 6
+    figures = prompt_figures(by_hand(), evaluate_settings(), parts=None)
+    expected = np.corrcoef([2, 0, 3, 1, 4, 1, 0, 0], [1, 2, 3, 4, 2, 2, 3, 6])[0, 1]
+    assert figures["reward_length_correlation"] == pytest.approx(expected)
+
+
 def test_where_nothing_is_held_out_the_same_keys_hold_nulls():
     settings = evaluate_settings()
     pairs = pair_figures((np.array([1.0]), np.array([0.0])), settings)

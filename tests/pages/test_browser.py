@@ -1,6 +1,7 @@
 """The pages in headless Chromium, opened from the file system with the network off."""
 
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from stages.pages import evaluation
+from stages.pages import dvc_plots, evaluation
 from tests.pages import measured
 
 CHROMIUM = shutil.which("chromium")
@@ -139,6 +140,27 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(opened: Any):
     assert all(box["x"] >= 0 and box["x"] + box["width"] <= 390 for box in boxes)
     assert len({round(box["y"]) for box in boxes}) == 5  # cells stand under each other
     assert page.get_by_role("button", name="gain", exact=True).is_visible()
+
+
+def test_dvcs_own_plots_open_offline_with_the_library_in_their_page(browser: Browser, tmp_path: Path):
+    for command in (["git", "init", "-q"], ["dvc", "init", "-q"]):
+        subprocess.run(command, cwd=tmp_path, check=True)
+    (tmp_path / ".dvc/tmp").mkdir(exist_ok=True)
+    (tmp_path / ".dvc/tmp/plots.html").write_text(dvc_plots.template())
+    (tmp_path / "curve.csv").write_text("step,loss\n1,0.5\n2,0.25\n3,0.2\n")
+    (tmp_path / "dvc.yaml").write_text("plots:\n  - losses:\n      x: step\n      y: {curve.csv: loss}\n")
+    subprocess.run(["dvc", "config", "--local", "plots.html_template", "tmp/plots.html"], cwd=tmp_path, check=True)
+    subprocess.run(["dvc", "plots", "show"], cwd=tmp_path, check=True, capture_output=True)
+    context = browser.new_context(offline=True)
+    page = context.new_page()
+    asked, errors = [], []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto((tmp_path / "dvc_plots/index.html").as_uri())
+    page.wait_for_selector(".vega-embed canvas, .vega-embed svg")
+    assert "losses" in page.content()
+    assert [url for url in asked if not url.startswith("file:")] == errors == []
+    context.close()
 
 
 def test_where_nothing_is_held_out_it_opens_too(opened: Any, tmp_path: Path):

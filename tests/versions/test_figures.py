@@ -61,3 +61,9 @@ def test_a_report_is_read_strictly(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             figures.read(workspace, "grpo")
     Path("reports/grpo.json").write_bytes(b'{"x": 1}')
     assert figures.read(workspace, "grpo") == {"x": 1}
+
+
+def test_figures_of_an_object_are_compared_by_dotted_keys_with_their_intervals():
+    a, b = ({"training_parts": {"answer": {"reward_gain": gain, "reward_gain_low": 0.0, "reward_gain_high": 1.0}}} for gain in (0.25, 0.5))
+    (found,) = [one for one in differing(a, b) if one.key.startswith("training")]
+    assert found == Figure("evaluate", "training_parts.answer.reward_gain", Measured(0.25, 0.0, 1.0), Measured(0.5, 0.0, 1.0), 0.25)
