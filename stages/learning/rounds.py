@@ -164,11 +164,15 @@ class Rounds:
         own = self.ranks.share(len(passes))
         mine: list[list[Group]] = []
 
-        def work() -> list[int]:
-            mine.extend(self._scored(one, name) for one in passes[own.start : own.stop])
-            return [group.drawn.place for together in mine for group in together]
+        def work() -> dict[int, int]:
+            unrated: dict[int, int] = {}
+            mine.extend(self._scored(one, name, unrated) for one in passes[own.start : own.stop])
+            return unrated
 
-        scored = [place for part in self.ranks.gather(work) for place in part]
+        unrated = {place: draw for part in self.ranks.gather(work) for place, draw in part.items()}
+        for place, draw in unrated.items():
+            say(f"{name} prompt {place}: draw {draw} has no reward, since none rates it, so the group is refused")
+        scored = [one.place for one in drawn if one.place not in unrated]
         completions = [completion for one in drawn if one.place in scored for completion in one.completions]
         tokens = sum(len(completion.ids) for completion in completions if self._counts(completion))
         kept = [together for together in mine if together]
@@ -234,8 +238,11 @@ class Rounds:
             figures.append(_figures(group, parts, float(kls.mean()), float(completion_means(ours.entropy, count.lengths).mean())))
         return torch.stack(losses).sum(), figures, remembered
 
-    def _scored(self, drawn: Sequence[Drawn], name: str) -> list[Group]:
-        """The groups of one pass with their rewards, those that have all of them; leaves the policy on."""
+    def _scored(self, drawn: Sequence[Drawn], name: str, unrated: dict[int, int]) -> list[Group]:
+        """The groups of one pass that have all their rewards; the first draw without one of each other goes into `unrated`, by its prompt.
+
+        Leaves the policy on.
+        """
         scores = self.scorer.scores(drawn)
         self.adapters.use(ADAPTER_NAME)
         groups: list[Group] = []
@@ -249,8 +256,7 @@ class Rounds:
                 parts = found.parts if len(found.parts) > 1 else {}
                 groups.append(Group(one, rewards, group_advantages(rewards, self.settings.scale_rewards), parts))
             else:
-                draw = int(torch.nonzero(~found.total.rated)[0])
-                say(f"{name} prompt {one.place}: draw {draw} has no reward, since none rates it, so the group is refused")
+                unrated[one.place] = int(torch.nonzero(~found.total.rated)[0])
         return groups
 
     def _token_scores(self, groups: Sequence[Group]) -> tuple[list[TokenScores], list[Remembered]]:

@@ -8,11 +8,13 @@ import safetensors.torch
 import torch
 from peft import PeftModel
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from stages.files import peft_folder
-from stages.files.artifacts import ADAPTER, Artifact
+from stages.files.artifacts import ADAPTER, HEAD, REWARD, Artifact
 from stages.model import adapters
+from stages.model.groups import Completed
+from stages.model.reward_model import RewardModel
 from tests import tiny
 
 ROW = tiny.ids("the child drops a cup over")
@@ -55,6 +57,26 @@ def test_peft_loads_the_folder_and_computes_the_same_logits(tmp_path: Path, kind
     loaded = PeftModel.from_pretrained(plain, folder)
     torch.testing.assert_close(logits(loaded), expected, rtol=1e-5, atol=1e-5)
     assert not torch.allclose(before, expected)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT's own use of transformers
+@pytest.mark.parametrize(
+    "kind", ["llama", pytest.param("gpt2", marks=pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False:UserWarning"))]
+)
+def test_peft_loads_the_reward_model_as_a_classifier_of_one_label_and_scores_the_same(tmp_path: Path, kind: str):
+    base = tiny.save(tmp_path / "base", tiny.model(kind))
+    policy, _ = trained(base)
+    head = torch.randn(1, 32, generator=torch.Generator().manual_seed(2)).numpy()
+    reward = Artifact(**{**vars(policy), "kind": REWARD, "tensors": {**policy.tensors, HEAD: head}})
+    folder = peft_folder.write_reward(tmp_path / "reward", reward, tiny.record(base))
+    loaded = PeftModel.from_pretrained(AutoModelForSequenceClassification.from_pretrained(base, num_labels=1), folder).eval()
+    reward_model = RewardModel.trained(tiny.adapted(tiny.load(tiny.record(base)).model), reward)
+    with torch.no_grad(), reward_model.adapters.using("reward", then=None):
+        for row in (ROW, ROW[:3]):
+            ours = reward_model.scores([Completed(row[:1], [row[1:]])])
+            torch.testing.assert_close(loaded(torch.tensor([row])).logits[0], ours, rtol=0, atol=1e-4)
+    stored = safetensors.torch.load_file(folder / "adapter_model.safetensors")
+    assert stored.keys() == {*policy.tensors, "base_model.model.score.weight"}
 
 
 def test_the_factors_are_the_artifacts_and_the_configuration_names_the_base(tmp_path: Path):

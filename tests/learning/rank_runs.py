@@ -4,7 +4,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from stages.core import rank
 from stages.core.errors import TrainingError
 from stages.learning import rounds
 from stages.learning.ranks import GradientSum, Ranks, join
+from stages.learning.scores import Drawn, Scores
 from stages.model import passes, sharding
 from stages.model.adapters import Adapters
 from stages.model.layers import stack
@@ -29,6 +30,18 @@ IDLE = "runtime.processes: "
 """What the line begins with that tells of processes without work; one process has none."""
 
 Case = Callable[[Ranks], runs.Trained]
+
+
+class Abstaining(runs.ByTokens):
+    """Has no reward for the second draw of every third prompt."""
+
+    def scores(self, groups: Sequence[Drawn]) -> list[Scores]:
+        found = []
+        for group, scores in zip(groups, super().scores(groups), strict=True):
+            rated = scores.total.rated.clone()
+            rated[1] = group.place % 3 > 0
+            found.append(scores._replace(total=scores.total._replace(rated=rated)))
+        return found
 
 
 def policy(prompts: int = 6, **changes: Any) -> Case:
@@ -55,6 +68,7 @@ CASES: dict[str, Case] = {
     "three prompts in windows of two": policy(3, accumulation=2),
     "refused groups": policy(6, empty_completions="refuse", end_tokens=tuple(range(2, 8))),
     "several updates by tokens": policy(6, updates=2, aggregation="tokens", mask_truncated=True, end_tokens=tuple(range(2, 8))),
+    "unrated groups": policy(6, scorer=Abstaining()),
     "reward": reward(),
     "five pairs": reward(5),
     "one pair": reward(1),
